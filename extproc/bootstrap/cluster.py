@@ -1,0 +1,138 @@
+"""Cluster: a group of hosts Envoy connects to: the endpoints, or the kvring processes.
+
+Endpoints of a steered listener are chosen by override_host, which takes the "ip:port" kvring left in the
+metadata, and falls back to LEAST_REQUEST when there is none (kvring silent, down, or no opinion) or when
+it names no host of this cluster. Endpoints of a plain listener are taken in turn.
+
+Invariant: breakers never bind before the machine does; an open breaker on kvring's cluster would leave
+requests unsteered without a sign. Called by: bootstrap. Why each setting is: bootstrap.reasons.
+Source: https://www.envoyproxy.io/docs/envoy/v1.40.0/configuration/upstream (override_host, breakers)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from extproc.bootstrap import address
+from extproc.bootstrap.listener import DESTINATION, typed
+from extproc.bootstrap.values import Listener, Sidecar, Steering
+
+__all__ = ["endpoints", "sidecars"]
+
+_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_HTTP_TYPE = "extensions.upstreams.http.v3.HttpProtocolOptions"
+_MANY = 100_000
+
+
+def endpoints(spec: Listener) -> dict[str, Any]:
+    """The cluster of a listener's endpoints, named like the listener."""
+    parsed = [(each.name, address.parse(each.address)) for each in spec.endpoints]
+    return {
+        "name": spec.name,
+        **_discovery(where for _, where in parsed),
+        "connect_timeout": "2s",
+        **({"load_balancing_policy": _override_host()} if spec.steering else {"lb_policy": "ROUND_ROBIN"}),
+        "circuit_breakers": _breakers(retry_budget=True),
+        "upstream_connection_options": {
+            "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}
+        },
+        "typed_extension_protocol_options": {
+            _HTTP: typed(
+                _HTTP_TYPE,
+                common_http_protocol_options={"idle_timeout": "4s"},
+                explicit_http_config={"http_protocol_options": {}},
+            )
+        },
+        "load_assignment": {
+            "cluster_name": spec.name,
+            "endpoints": [
+                {
+                    "lb_endpoints": [
+                        {"endpoint": {"hostname": name, "address": where.envoy()}} for name, where in parsed
+                    ]
+                }
+            ],
+        },
+    }
+
+
+def sidecars(steering: Steering) -> dict[str, Any]:
+    """The cluster of kvring processes, each an endpoint of its own, checked once a second."""
+    parsed = [(each, address.parse(each.address)) for each in steering.sidecars]
+    by_grpc = all(each.health_port for each in steering.sidecars)
+    return {
+        "name": steering.cluster_name,
+        **_discovery(where for _, where in parsed),
+        "connect_timeout": "0.25s",
+        "lb_policy": "ROUND_ROBIN",
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "circuit_breakers": _breakers(retry_budget=False),
+        "health_checks": [
+            {
+                "timeout": "1s",
+                "interval": "1s",
+                "no_traffic_interval": "1s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                **(
+                    {"grpc_health_check": {"service_name": "readiness"}}
+                    if by_grpc
+                    else {"tcp_health_check": {}}
+                ),
+            }
+        ],
+        "typed_extension_protocol_options": {
+            _HTTP: typed(_HTTP_TYPE, explicit_http_config={"http2_protocol_options": {}})
+        },
+        "load_assignment": {
+            "cluster_name": steering.cluster_name,
+            "endpoints": [
+                {"lb_endpoints": [{"endpoint": _sidecar(*pair, by_grpc=by_grpc)} for pair in parsed]}
+            ],
+        },
+    }
+
+
+def _sidecar(spec: Sidecar, where: address.Address, *, by_grpc: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"address": where.envoy()}
+    if by_grpc and where.path:
+        found["health_check_config"] = {"address": address.Address("127.0.0.1", spec.health_port).envoy()}
+    elif by_grpc:
+        found["health_check_config"] = {"port_value": spec.health_port}
+    return found
+
+
+def _discovery(addresses: Iterable[address.Address]) -> dict[str, str]:
+    if any(each.is_dns for each in addresses):
+        return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
+    return {"type": "STATIC"}
+
+
+def _breakers(*, retry_budget: bool) -> dict[str, Any]:
+    threshold: dict[str, Any] = {
+        "max_connections": _MANY,
+        "max_pending_requests": _MANY,
+        "max_requests": _MANY,
+    }
+    if retry_budget:
+        threshold["retry_budget"] = {"budget_percent": {"value": 20}, "min_retry_concurrency": 10}
+    return {"thresholds": [threshold]}
+
+
+def _override_host() -> dict[str, Any]:
+    policies = "extensions.load_balancing_policies"
+    fallback = {
+        "name": "envoy.load_balancing_policies.least_request",
+        "typed_config": typed(f"{policies}.least_request.v3.LeastRequest"),
+    }
+    steered = {
+        "name": "envoy.load_balancing_policies.override_host",
+        "typed_config": typed(
+            f"{policies}.override_host.v3.OverrideHost",
+            override_host_sources=[{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
+            selected_host_key={"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]},
+            fallback_policy={"policies": [{"typed_extension_config": fallback}]},
+        ),
+    }
+    return {"policies": [{"typed_extension_config": steered}]}

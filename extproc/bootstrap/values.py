@@ -1,0 +1,115 @@
+"""Values: what the reader of a bootstrap decides; everything else in it follows.
+
+A `Listener` is one door of the gateway: where clients connect, which endpoints serve them, and, with a
+`Steering`, which kvring processes are asked for the endpoint. Without one the door is plain ROUND_ROBIN,
+the arm to compare with. One Envoy can hold several doors.
+
+Invariant: a value that exists is valid; a bad one raises ValueError naming the value and the range.
+Called by: the command line, the demo, tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from extproc.bootstrap import address
+from extproc.exchange import BodyMode
+
+__all__ = ["BODY_BYTES_MAX", "Endpoint", "Listener", "Sidecar", "Steering"]
+
+BODY_BYTES_MAX = 8 * 1024 * 1024
+"""Default for `Listener.body_bytes_max`: a 115k-token transcript is ~0.5 MB, with a few images 3-5 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One model server: a stable `name` and its `address` "HOST:PORT"."""
+
+    name: str
+    address: str
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError(f"endpoint {self.address!r}: needs a name")
+        if address.parse(self.address).path:
+            raise ValueError(f"endpoint {self.name!r}: {self.address!r} must be HOST:PORT, not a socket path")
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """One kvring process: `address` "HOST:PORT" or "unix:/PATH" of its ext_proc port.
+
+    health_port [0..65535]: its gRPC health port, on the same host (on 127.0.0.1 beside a Unix socket);
+    0: only the TCP connection is checked, which finds a dead process but not a hung one.
+    """
+
+    address: str
+    health_port: int = 0
+
+    def __post_init__(self) -> None:
+        address.parse(self.address)
+        if not 0 <= self.health_port <= 65535:
+            raise ValueError(f"health port {self.health_port}: expected 0..65535")
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """How a listener asks kvring.
+
+    sidecars: the processes asked, one stream per request, round robin.
+    body_mode: what of the request body kvring sees. response_body_mode: of the answer; NONE asks for
+    no response messages at all. message_timeout_s [0.001..3600]: longest think time of kvring per
+    message. fail_open: whether Envoy balances by itself when kvring is down, hung or wrong.
+    cluster_name: Envoy's name for the group of sidecars; listeners with equal groups may share it.
+    """
+
+    sidecars: Sequence[Sidecar]
+    body_mode: BodyMode = BodyMode.BUFFERED_PARTIAL
+    response_body_mode: BodyMode = BodyMode.NONE
+    message_timeout_s: float = 0.25
+    fail_open: bool = True
+    cluster_name: str = "kvring"
+
+    def __post_init__(self) -> None:
+        if not self.sidecars:
+            raise ValueError("steering: needs the address of at least one kvring process")
+        if not 0.001 <= self.message_timeout_s <= 3600:
+            raise ValueError(f"message timeout {self.message_timeout_s} s: expected 0.001..3600")
+        for mode in (self.body_mode, self.response_body_mode):
+            if mode is BodyMode.GRPC:
+                raise ValueError(f"body mode {mode.name}: not one that Envoy can apply to LLM requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One door of the gateway.
+
+    name: of Envoy's listener and of its cluster of endpoints. listen: "HOST:PORT", port 0 = any free.
+    steering: None = plain ROUND_ROBIN. body_bytes_max [64 KiB..1 GiB]: of a request body, how much Envoy
+    keeps for kvring to see and for a retry to resend. expose_endpoint: tell clients who served them in
+    the response header `x-kvring-endpoint`. access_log_path: file of one JSON line a request, "" = none.
+    """
+
+    listen: str
+    endpoints: Sequence[Endpoint]
+    steering: Steering | None = None
+    name: str = "llm"
+    body_bytes_max: int = BODY_BYTES_MAX
+    expose_endpoint: bool = False
+    access_log_path: str = ""
+
+    def __post_init__(self) -> None:
+        if address.parse(self.listen, port_min=0).is_dns:
+            raise ValueError(f"listen {self.listen!r}: Envoy binds IP addresses, not names")
+        if not self.endpoints:
+            raise ValueError(f"listener {self.name!r}: needs at least one endpoint")
+        for kind in ("name", "address"):
+            seen = [getattr(endpoint, kind) for endpoint in self.endpoints]
+            twice = next((value for value in seen if seen.count(value) > 1), None)
+            if twice is not None:
+                raise ValueError(f"listener {self.name!r}: endpoint {kind} {twice!r} is given twice")
+        if not 65536 <= self.body_bytes_max <= 1 << 30:
+            raise ValueError(f"body bytes max {self.body_bytes_max}: expected 65536..1073741824")
+        if self.steering and self.steering.cluster_name == self.name:
+            raise ValueError(f"listener {self.name!r}: its cluster and kvring's need different names")
