@@ -1,1 +1,20 @@
+"""Policies: how one endpoint is chosen from the candidates. One small module each, all pure functions.
 
+A policy reads a `Question` (a snapshot: nothing in it changes) and answers with a `Pick`. Ring order comes
+lazily, since most policies need only its start.
+Called by: router.
+"""
+
+from extproc.policy import cost, least_load, random, ring, round_robin
+from extproc.policy.question import Candidate, Limits, Pick, Policy, Question, Reason, RingOrder
+
+__all__ = ["POLICIES", "Candidate", "Limits", "Pick", "Policy", "Question", "Reason", "RingOrder"]
+
+POLICIES: dict[str, Policy] = {
+    "cost": cost.pick,
+    "ring": ring.pick,
+    "least_load": least_load.pick,
+    "round_robin": round_robin.pick,
+    "random": random.pick,
+}
+"""By the name used in the configuration."""

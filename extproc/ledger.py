@@ -1,0 +1,145 @@
+"""Ledger: what is in flight at each endpoint, as counted by this process.
+
+    work = pending + 512 * inflight   [tokens]
+
+`pending` is uncached prompt tokens sent and not yet prefilled, `inflight` open requests. A lease adds both
+in the same step as the choice, so that arrivals of one loop turn see each other. Pending falls when prefill
+is seen to be over (first piece of the answer's body) or is expected to be: an endpoint prefills what it was
+sent in order, at `prefill_tokens_per_s`. Inflight falls at release.
+
+When is a request over? When its ext_proc stream ends, however it ends. Answer headers are too early:
+tokens follow for minutes.
+
+Never below zero; keyed by lease, never by request id. A lease of an endpoint that left counts on the entry
+it was taken from, so an endpoint that comes back under its name starts clean.
+Called by: router (take, load), exchange (release).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from extproc import pool
+
+__all__ = ["REQUEST_TOKENS", "Lease", "Ledger", "Load", "bound", "has_room"]
+
+REQUEST_TOKENS = 512
+"""What one open request weighs beside its prefill [tokens]: the decode it slows down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One endpoint's load: requests in flight, and prompt tokens waiting for prefill."""
+
+    inflight: int
+    pending: int
+
+    @property
+    def work(self) -> int:
+        """Load in one number [tokens]."""
+        return self.pending + REQUEST_TOKENS * self.inflight
+
+
+def bound(total_work: float, endpoints: int, factor: float, floor: float) -> float:
+    """The work up to which an endpoint may take more [tokens].
+
+    max(floor, factor * total_work / endpoints)
+
+    Args: total_work [tokens, the request to place included], endpoints [>= 1], factor [ratio, > 1],
+        floor [tokens]: below it nothing is worth moving a prompt for.
+    Source: consistent hashing with bounded loads, arXiv:1608.01350; the floor is ours (docs/decisions).
+    """
+    return max(floor, factor * total_work / endpoints)
+
+
+def has_room(work: float, limit: float) -> bool:
+    """Whether an endpoint holding `work` may take more under `limit` (from `bound`)."""
+    return work < limit
+
+
+class _Account:
+    """One endpoint's entry."""
+
+    __slots__ = ("busy_until_s", "inflight", "pending", "prefilling")
+
+    def __init__(self) -> None:
+        self.inflight = 0
+        self.pending = 0
+        self.busy_until_s = 0.0
+        self.prefilling: deque[Lease] = deque()  # in order of expected_s
+
+
+class Lease:
+    """One request's entry in the ledger; give it back with `release`, once or more often."""
+
+    __slots__ = ("_account", "_ledger", "_open", "expected_s", "tokens")
+
+    def __init__(self, ledger: Ledger, account: _Account, tokens: int, expected_s: float) -> None:
+        """Only `Ledger.take` makes leases."""
+        self._ledger = ledger
+        self._account = account
+        self._open = True
+        self.tokens = tokens  # still pending
+        self.expected_s = expected_s
+
+    def prefilled(self) -> None:
+        """The prompt is prefilled: its tokens wait no more."""
+        self._account.pending -= self.tokens
+        self.tokens = 0
+
+    def release(self) -> None:
+        """The request is over. Repeating it has no effect."""
+        if not self._open:
+            return
+        self._open = False
+        self.prefilled()
+        self._account.inflight -= 1
+        self._ledger.open_leases -= 1
+
+
+class Ledger:
+    """All endpoints' entries. Bounded by the open requests and by the members of the pool."""
+
+    __slots__ = ("_accounts", "open_leases", "prefill_tokens_per_s")
+
+    def __init__(self, prefill_tokens_per_s: float) -> None:
+        """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]."""
+        self.prefill_tokens_per_s = prefill_tokens_per_s
+        self.open_leases = 0
+        self._accounts: dict[pool.EndpointId, _Account] = {}
+
+    def load(self, endpoint: pool.EndpointId, now: float) -> Load:
+        """What `endpoint` holds at `now` [s, monotonic]."""
+        account = self._accounts.get(endpoint)
+        if account is None:
+            return Load(0, 0)
+        _expire(account, now)
+        return Load(account.inflight, account.pending)
+
+    def take(self, endpoint: pool.EndpointId, uncached_tokens: int, now: float) -> Lease:
+        """A lease for a request of `uncached_tokens` [>= 0] sent to `endpoint` at `now` [s, monotonic]."""
+        account = self._accounts.setdefault(endpoint, _Account())
+        _expire(account, now)
+        start_s = max(now, account.busy_until_s) if account.pending else now
+        expected_s = start_s + uncached_tokens / self.prefill_tokens_per_s
+        account.busy_until_s = expected_s
+        lease = Lease(self, account, uncached_tokens, expected_s)
+        account.inflight += 1
+        account.pending += uncached_tokens
+        if uncached_tokens:
+            account.prefilling.append(lease)
+        self.open_leases += 1
+        return lease
+
+    def retain(self, members: Collection[pool.EndpointId]) -> None:
+        """Forget endpoints that are not in `members`; their open leases end harmlessly."""
+        for endpoint in self._accounts.keys() - set(members):
+            del self._accounts[endpoint]
+
+
+def _expire(account: _Account, now: float) -> None:
+    queue = account.prefilling
+    while queue and queue[0].expected_s <= now:
+        queue.popleft().prefilled()
