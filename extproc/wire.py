@@ -255,7 +255,6 @@ def _echo(echo: exchange.Echo) -> pb.ProcessingResponse:
     else:
         raise ValueError(f"only bodies are echoed, not {echo.phase.value}")
     chunk = reply.response.body_mutation.streamed_response
-    chunk.SetInParent()  # an empty chunk without end of stream must still come back as a chunk
-    chunk.body = echo.data
+    chunk.body = echo.data  # assigning marks the chunk present, an empty one too: it must come back as well
     chunk.end_of_stream = echo.end_of_stream
     return message
