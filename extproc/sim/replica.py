@@ -1,0 +1,308 @@
+"""Replica: a simulated vLLM server, an engine model behind vLLM's HTTP interface.
+
+A client or router sees the routes, JSON, events, status codes, timing and metrics of vLLM 0.32; the text is
+made up. Response headers leave at once, long before the first token. Each request writes the tokens that are
+due in one piece.
+
+Invariant: a request's slot is given back however its handler ends; a disconnect cancels the handler.
+Called by: cli, demo, tests; many replicas may share one event loop. Source: vLLM 0.32's HTTP server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+from aiohttp import typedefs, web
+
+from extproc import __version__
+from extproc.sim import answer, call, exposition, kv_cache, pacer, reply
+from extproc.sim import engine as engines
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from extproc.sim import performance
+
+__all__ = ["Replica", "Settings"]
+
+_BODY_BYTES_MAX = 64 * 2**20
+_STOP_TIMEOUT_S = 1.0
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a replica is served.
+
+    `name`: value of the `x-replica` response header. `port`: 0 for any free one. `speed`: engine seconds per
+    real second [> 0]. `faults_allowed`: obey `x-sim-fault` and echo what was received, for tests.
+    """
+
+    name: str = "replica-0"
+    model: str = "codellama-13b"
+    adapters: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 0
+    speed: float = 1.0
+    faults_allowed: bool = False
+
+
+class Replica:
+    """One server. `async with Replica(performance, settings) as replica: replica.address`."""
+
+    def __init__(self, model: performance.Performance, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        if self.settings.speed <= 0:
+            raise ValueError(f"speed is {self.settings.speed}, must be > 0")
+        self.engine = engines.Engine(model)
+        self.served = call.Served(
+            self.settings.model, model.blocks * model.block_tokens, self.settings.adapters
+        )
+        self._identity = exposition.Identity(self.settings.model, time.time())
+        self._pacer: pacer.Pacer | None = None
+        self._runner: web.AppRunner | None = None
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as ip:port; empty before `start`."""
+        return self._address
+
+    async def start(self) -> None:
+        """Listens. Errors: OSError if the port is taken."""
+        self._pacer = pacer.Pacer(self.engine, self.settings.speed)
+        self._runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            handler_cancellation=True,  # a client that goes away must free its slot
+            auto_decompress=False,  # vLLM reads bodies as they come
+            shutdown_timeout=_STOP_TIMEOUT_S,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.settings.host, self.settings.port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self._address = f"{host}:{port}"
+
+    async def stop(self) -> None:
+        """Stops at once; open answers are cut off, as when a vLLM process ends."""
+        if self._pacer is not None:
+            self._pacer.stop()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def _clock(self) -> pacer.Pacer:
+        if self._pacer is None:
+            raise RuntimeError("not started")
+        return self._pacer
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=_BODY_BYTES_MAX, middlewares=[_errors])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._completions),
+                web.post("/tokenize", self._tokenize),
+                web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+                web.get("/version", self._version),
+                web.get("/load", self._load),
+                web.get("/health", self._health),
+                web.route("*", "/ping", self._health),
+            ]
+        )
+        app.on_response_prepare.append(self._sign)
+        return app
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, call.Kind.CHAT)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, call.Kind.COMPLETION)
+
+    async def _answer(self, request: web.Request, kind: call.Kind) -> web.StreamResponse:
+        raw = await request.read()
+        fault = self._fault(request, raw)
+        if fault is not None:
+            return fault
+        asked = call.parse(kind, raw, self.served)
+        words = [
+            answer.words(prompt, asked.output_tokens, choice)
+            for prompt in asked.prompts
+            for choice in range(asked.choices)
+        ]
+        listener = self._clock.submit(asked, words)
+        if listener is None:
+            return await _reject(request, asked)
+        try:
+            if asked.stream:
+                return await _stream(request, asked, words, listener)
+            while listener.open:
+                await listener.wait()
+        finally:
+            self._clock.drop(listener)
+        usage = _usage(asked, words, listener)
+        return _json(reply.complete(asked, _reply_id(request, kind), int(time.time()), words, usage))
+
+    def _fault(self, request: web.Request, raw: bytes) -> web.Response | None:
+        """The failure a test asked for, before any work."""
+        if not self.settings.faults_allowed:
+            return None
+        request["sha256"] = hashlib.sha256(raw).hexdigest()
+        fault = request.headers.get("x-sim-fault", "")
+        if fault == "reset":
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
+        if fault.isdigit() and 400 <= int(fault) <= 599:
+            return _json(reply.error(int(fault), "SimulatedError", "failure on demand"), int(fault))
+        return None
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        tokens = call.tokenize(await request.read(), self.served)
+        fields = {
+            "count": len(tokens),
+            "max_model_len": self.served.context_tokens,
+            "tokens": tokens,
+            "token_strs": None,
+        }
+        return _json(msgspec.json.encode(fields))
+
+    async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
+        self._clock.catch_up()
+        return _json(msgspec.json.encode({"success": self.engine.reset_prefix_cache()}))
+
+    async def _models(self, _: web.Request) -> web.Response:
+        base = self.settings.model
+        models: list[dict[str, Any]] = [
+            {
+                "id": name,
+                "object": "model",
+                "created": int(self._identity.started_at),
+                "owned_by": "vllm",
+                "root": name,
+                "parent": None if name == base else base,
+                "max_model_len": self.served.context_tokens if name == base else None,
+                "permission": [],
+            }
+            for name in (base, *self.settings.adapters)
+        ]
+        return _json(msgspec.json.encode({"object": "list", "data": models}))
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self._clock.catch_up()
+        body = exposition.render(self.engine, self._identity)
+        return web.Response(body=body, headers={"content-type": exposition.CONTENT_TYPE})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return _json(msgspec.json.encode({"version": f"0.32.0+kvring{__version__}"}))
+
+    async def _load(self, _: web.Request) -> web.Response:
+        self._clock.catch_up()
+        return _json(msgspec.json.encode({"server_load": self.engine.running + self.engine.waiting}))
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Adds who answered, and what it received where tests are allowed to ask."""
+        response.headers["Server"] = "uvicorn"
+        response.headers["x-replica"] = self.settings.name
+        if self.settings.faults_allowed:
+            received = request.headers
+            response.headers["x-sim-body-sha256"] = request.get("sha256", "")
+            response.headers["x-sim-content-length"] = received.get("content-length", "")
+            response.headers["x-sim-transfer-encoding"] = received.get("transfer-encoding", "")
+            response.headers["x-sim-destination"] = received.get("x-gateway-destination-endpoint", "")
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
+    """Turns what a handler raises into vLLM's error body."""
+    try:
+        return await handler(request)
+    except call.CallError as error:
+        return _json(reply.error(error.status, error.kind, error.message, error.param), error.status)
+    except web.HTTPException as error:
+        response = _json(reply.error(error.status, error.reason, error.reason), error.status)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+
+
+async def _reject(request: web.Request, asked: call.Call) -> web.StreamResponse:
+    """Overload. A stream has its HTTP status sent before the engine is asked, hence 200."""
+    text = "The server is overloaded: the queue is full."
+    if not asked.stream:
+        return _json(reply.error(503, "ServiceUnavailableError", text), 503)
+    response = await _open_stream(request)
+    await response.write(reply.error_event(503, "ServiceUnavailableError", text))
+    await response.write_eof()
+    return response
+
+
+async def _stream(
+    request: web.Request, asked: call.Call, words: list[list[bytes]], listener: pacer.Listener
+) -> web.StreamResponse:
+    reply_id, created = _reply_id(request, asked.kind), int(time.time())
+    response = await _open_stream(request)
+    events = [reply.Events(asked, reply_id, created, index, made) for index, made in enumerate(words)]
+    sent = [0] * len(words)
+    while True:
+        if sent == listener.made:
+            await listener.wait()
+        made = listener.made.copy()
+        data = b"".join([e.between(a, b) for e, a, b in zip(events, sent, made, strict=True)])
+        sent = made
+        if not listener.open:
+            break
+        await response.write(data)
+    if asked.usage_in_stream:
+        data += reply.usage_event(asked, reply_id, created, _usage(asked, words, listener))
+    await response.write(data + reply.DONE)
+    await response.write_eof()
+    return response
+
+
+def _reply_id(request: web.Request, kind: call.Kind) -> str:
+    """The client's x-request-id, as in vLLM, or a random one."""
+    given = request.headers.get("x-request-id", "")
+    return f"{kind.value}-{given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex}"
+
+
+def _usage(asked: call.Call, words: list[list[bytes]], listener: pacer.Listener) -> reply.Usage:
+    prompt_bytes = sum(len(prompt) for prompt in asked.prompts) * asked.choices
+    return reply.Usage(
+        prompt_tokens=prompt_bytes // kv_cache.TOKEN_BYTES,
+        completion_tokens=asked.output_tokens * len(words),
+        cached_tokens=listener.cached_tokens,
+    )
+
+
+async def _open_stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    return response
+
+
+def _json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, headers={"content-type": "application/json"})
