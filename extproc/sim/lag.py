@@ -16,7 +16,11 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "Meter"]
+__all__ = ["Machine", "Meter", "warnings"]
+
+# Above either, the client's own delay is no longer small against what it measures.
+_LAG_P99_MS_MAX = 25.0
+_CLIENT_CPU_SHARE_MAX = 0.9
 
 _PERIOD_S = 0.02
 _LAGS_MAX = 100_000
@@ -66,6 +70,22 @@ class Meter:
             loop_lag_max_ms=lags_s[-1] * 1000,
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         )
+
+
+def warnings(machine: Machine) -> list[str]:
+    """Why the figures may be the machine's and not the routing's; empty when it kept up."""
+    found = []
+    if machine.loop_lag_p99_ms > _LAG_P99_MS_MAX:
+        found.append(
+            f"the load client was late by up to {machine.loop_lag_p99_ms:.0f} ms (P99, real time; at most "
+            f"{_LAG_P99_MS_MAX:.0f} ms is fine): latencies of both arms are overstated; try a lower --speed"
+        )
+    if machine.client_cpu_share > _CLIENT_CPU_SHARE_MAX:
+        found.append(
+            f"the load client used {machine.client_cpu_share:.0%} of a core and may have been the "
+            "bottleneck; try a lower --speed"
+        )
+    return found
 
 
 def _cpu_ticks() -> tuple[int, int] | None:

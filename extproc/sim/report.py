@@ -38,17 +38,13 @@ __all__ = [
     "month_usd",
     "percentile",
     "rows",
+    "saving_usd",
     "to_json",
-    "warnings",
 ]
 
 BASELINE = "round_robin"
 CANDIDATE = "kvring"
 HOURS_PER_MONTH = 730
-
-# Above either, the client's own delay is no longer small against what it measures.
-_LAG_P99_MS_MAX = 25.0
-_CLIENT_CPU_SHARE_MAX = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class ArmReport:
-    """Figures of one arm. Rates are None where nothing was measured that they could be taken from."""
+    """Figures of one arm. Rates are None where nothing was measured that they could be taken from.
+
+    `imbalance`: requests of the busiest endpoint over the mean of all endpoints [1..N].
+    """
 
     requests: int
     errors: int
@@ -95,18 +94,13 @@ class ArmReport:
     requests_per_s: float
     output_tokens_per_s: float
     requests_by_endpoint: dict[str, int]
+    imbalance: float | None
     ttfts_ms: tuple[float, ...]
 
     @property
     def p99_over_p50(self) -> float | None:
         """Tail ratio: above 5, requests likely miss the cache under load."""
         return _ratio(self.ttft_p99_ms, self.ttft_p50_ms)
-
-    @property
-    def imbalance(self) -> float | None:
-        """Requests of the busiest endpoint over the mean of those that got any [>= 1]."""
-        counts = self.requests_by_endpoint.values()
-        return max(counts) * len(counts) / sum(counts) if counts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +160,15 @@ def affinity_hit(samples: Iterable[sample.Sample], window: Window) -> float | No
     return hits / total if total else None
 
 
-def arm_report(samples: Sequence[sample.Sample], window: Window) -> ArmReport:
-    """The figures of one arm's samples over `window`."""
+def arm_report(samples: Sequence[sample.Sample], window: Window, endpoint_count: int) -> ArmReport:
+    """The figures of one arm's samples over `window`; `endpoint_count`: all it could have used, >= 1."""
     begun = [one for one in samples if window.holds(one.started_s)]
     served = [one for one in begun if one.error is None]
     finished = [one for one in samples if one.error is None and window.holds(one.finished_s)]
     ttfts_ms = sorted(one.ttft_s * 1000 for one in served if one.ttft_s is not None)
     prompt_tokens = sum(one.prompt_tokens for one in served)
     length_s = window.end_s - window.start_s
+    by_endpoint = Counter(one.endpoint for one in served)
     return ArmReport(
         requests=len(begun),
         errors=len(begun) - len(served),
@@ -186,7 +181,8 @@ def arm_report(samples: Sequence[sample.Sample], window: Window) -> ArmReport:
         ttft_mean_ms=sum(ttfts_ms) / len(ttfts_ms) if ttfts_ms else None,
         requests_per_s=len(finished) / length_s if length_s > 0 else 0.0,
         output_tokens_per_s=sum(one.output_tokens for one in finished) / length_s if length_s > 0 else 0.0,
-        requests_by_endpoint=dict(sorted(Counter(one.endpoint for one in served).items())),
+        requests_by_endpoint=dict(sorted(by_endpoint.items())),
+        imbalance=max(by_endpoint.values()) * endpoint_count / len(served) if served else None,
         ttfts_ms=tuple(ttfts_ms),
     )
 
@@ -199,6 +195,13 @@ def month_usd(arm: ArmReport, baseline: ArmReport, node_price_usd_per_h: float) 
     if arm.requests_per_s <= 0:
         return None
     return node_price_usd_per_h * HOURS_PER_MONTH * baseline.requests_per_s / arm.requests_per_s
+
+
+def saving_usd(result: Report) -> float | None:
+    """What the baseline's throughput costs less with kvring [$/month]; negative if more."""
+    base, ours, price = result.arms[BASELINE], result.arms[CANDIDATE], result.setup.node_price_usd_per_h
+    month = month_usd(ours, base, price)
+    return None if month is None else price * HOURS_PER_MONTH - month
 
 
 def rows(arms: Mapping[str, ArmReport], node_price_usd_per_h: float) -> list[Row]:
@@ -247,22 +250,6 @@ def claims(arms: Mapping[str, ArmReport]) -> list[Claim]:
     ]
 
 
-def warnings(machine: lag.Machine) -> list[str]:
-    """Why the figures may be the machine's and not the routing's; empty when it kept up."""
-    found = []
-    if machine.loop_lag_p99_ms > _LAG_P99_MS_MAX:
-        found.append(
-            f"the load client was late by up to {machine.loop_lag_p99_ms:.0f} ms (P99, real time; at most "
-            f"{_LAG_P99_MS_MAX:.0f} ms is fine): latencies of both arms are overstated; try a lower --speed"
-        )
-    if machine.client_cpu_share > _CLIENT_CPU_SHARE_MAX:
-        found.append(
-            f"the load client used {machine.client_cpu_share:.0%} of a core and may have been the "
-            "bottleneck; try a lower --speed"
-        )
-    return found
-
-
 def to_json(report: Report) -> dict[str, object]:
     """The report as JSON types: each arm under its name, then setup, machine, claims and warnings."""
     baseline = next(iter(report.arms.values()))
@@ -272,14 +259,13 @@ def to_json(report: Report) -> dict[str, object]:
         del fields["ttfts_ms"]
         document[name] = fields | {
             "p99_over_p50": arm.p99_over_p50,
-            "imbalance": arm.imbalance,
             "month_usd": month_usd(arm, baseline, report.setup.node_price_usd_per_h),
         }
     document["setup"] = asdict(report.setup)
     document["machine"] = asdict(report.machine)
     if {BASELINE, CANDIDATE} <= report.arms.keys():
         document["claims"] = [asdict(claim) for claim in claims(report.arms)]
-    document["warnings"] = warnings(report.machine)
+    document["warnings"] = lag.warnings(report.machine)
     return document
 
 

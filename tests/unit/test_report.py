@@ -45,7 +45,7 @@ def _setup():
 
 
 def _arm(**given):
-    base = report.arm_report([_sample()], WINDOW)
+    base = report.arm_report([_sample()], WINDOW, 2)
     fields = {name: getattr(base, name) for name in base.__slots__}
     return report.ArmReport(**(fields | given))
 
@@ -97,7 +97,7 @@ def test_engine_hit_weighs_by_tokens_not_by_requests():
         _sample(11.0, prompt_tokens=1000, cached_tokens=900),
         _sample(12.0, prompt_tokens=100, cached_tokens=0),
     ]
-    assert report.arm_report(samples, WINDOW).engine_hit == 900 / 1100
+    assert report.arm_report(samples, WINDOW, 2).engine_hit == 900 / 1100
 
 
 def test_latency_is_of_requests_begun_in_the_window_throughput_of_those_finished_in_it():
@@ -106,7 +106,7 @@ def test_latency_is_of_requests_begun_in_the_window_throughput_of_those_finished
         _sample(15.0, finished_s=16.0, ttft_s=0.2),  # both
         _sample(19.0, finished_s=25.0, ttft_s=4.0),  # latency only: slow, and not cut off
     ]
-    arm = report.arm_report(samples, WINDOW)
+    arm = report.arm_report(samples, WINDOW, 2)
     assert arm.requests == 2
     assert arm.ttfts_ms == (200.0, 4000.0)
     assert arm.requests_per_s == 2 / 10
@@ -115,21 +115,22 @@ def test_latency_is_of_requests_begun_in_the_window_throughput_of_those_finished
 
 def test_a_failed_request_is_an_error_and_nothing_else():
     samples = [_sample(11.0), _sample(12.0, error="http 503", ttft_s=None, endpoint="")]
-    arm = report.arm_report(samples, WINDOW)
+    arm = report.arm_report(samples, WINDOW, 2)
     assert (arm.requests, arm.errors, arm.errors_by_kind) == (2, 1, {"http 503": 1})
     assert arm.requests_by_endpoint == {"a": 1}
     assert arm.requests_per_s == 1 / 10
 
 
 def test_an_arm_without_samples_has_no_rates():
-    arm = report.arm_report([], WINDOW)
+    arm = report.arm_report([], WINDOW, 2)
     assert arm.requests == 0
     assert arm.engine_hit is arm.affinity_hit is arm.ttft_p99_ms is arm.p99_over_p50 is arm.imbalance is None
 
 
 def test_imbalance_is_the_busiest_over_the_mean():
     samples = [_sample(11.0 + index / 10, endpoint="aaab"[index]) for index in range(4)]
-    assert report.arm_report(samples, WINDOW).imbalance == 1.5
+    assert report.arm_report(samples, WINDOW, 2).imbalance == 1.5
+    assert report.arm_report(samples, WINDOW, 8).imbalance == 6.0
 
 
 def test_money_is_the_articles_at_22_3_percent_more_throughput():
@@ -148,12 +149,12 @@ def test_claims_hold_at_their_bounds_and_fail_just_beyond():
 
 
 def test_no_claim_holds_when_nothing_was_measured():
-    empty = report.arm_report([], WINDOW)
+    empty = report.arm_report([], WINDOW, 2)
     assert not any(one.holds for one in report.claims({"round_robin": empty, "kvring": empty}))
 
 
 def test_json_has_the_promised_keys_and_survives_a_round_trip():
-    arms = {name: report.arm_report([_sample()], WINDOW) for name in ("round_robin", "kvring")}
+    arms = {name: report.arm_report([_sample()], WINDOW, 2) for name in ("round_robin", "kvring")}
     document = json.loads(json.dumps(report.to_json(report.Report(_setup(), arms, FINE))))
     promised = {
         "requests",
@@ -175,10 +176,10 @@ def test_a_machine_that_was_too_slow_is_named():
     slow = lag.Machine(
         client_cpu_share=0.97, machine_cpu_share=1.0, loop_lag_p99_ms=80.0, loop_lag_max_ms=200.0, cores=2
     )
-    late, busy = report.warnings(slow)
+    late, busy = lag.warnings(slow)
     assert "80 ms" in late
     assert "97%" in busy
-    assert report.warnings(FINE) == []
+    assert lag.warnings(FINE) == []
 
 
 def test_the_table_compares_the_second_arm_with_the_first():
