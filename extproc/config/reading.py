@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice, of which YAML would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key, count in Counter(map(str, keys)).items():
             if count > 1:
                 raise ConfigError(f"line {node.start_mark.line + 1}: the key {key} is given twice")
@@ -91,7 +91,7 @@ def _yaml(text: str) -> Any:
 
 
 def _explain(message: str, raw: Any) -> str:
-    """msgspec's message with key, value and range in it."""
+    """The message of msgspec with key, value and range in it."""
     what, _, where = message.partition(" - at `$")
     path = _steps(where.rstrip("`"))
     unknown = re.search(r"unknown field `(.*)`", what)
@@ -160,10 +160,11 @@ def _address(key: str, value: str) -> None:
     host, _, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     try:
-        version = ipaddress.ip_address(host[1:-1] if bracketed else host).version
+        parsed = ipaddress.ip_address(host[1:-1] if bracketed else host)
+        known = isinstance(parsed, ipaddress.IPv6Address) == bracketed
     except ValueError:
-        version = 0
-    if version != (6 if bracketed else 4) or not _PORT.match(port) or not 1 <= int(port) <= 65_535:
+        known = False
+    if not known or not _PORT.match(port) or not 1 <= int(port) <= 65_535:
         raise ConfigError(
             f"{key}: {value!r} is not allowed; must be an IP address and a port as Envoy knows it,"
             ' "10.0.0.1:8000" or "[fd00::1]:8000" (a host name is never matched by override_host)'

@@ -32,11 +32,7 @@ def _text(pattern: str, text: str) -> Any:
 _NAME = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
 
 
-class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A block of the file."""
-
-
-class Endpoint(_Section):
+class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model server address."""
 
     name: Annotated[str, _text(_NAME, "Stable name; it keys the ring, so keep it when the address changes.")]
@@ -47,7 +43,7 @@ class Endpoint(_Section):
     weight: Annotated[int, _int(1, 100, "Share of the ring relative to the other endpoints.")] = 1
 
 
-class Health(_Section):
+class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Active probes of each endpoint. Envoy's override_host ignores health, so kvring must know it."""
 
     path: Annotated[str, _text(r"^/", "Path asked for; any 2xx answer is good.")] = "/health"
@@ -64,7 +60,7 @@ class Health(_Section):
     successes: Annotated[int, _int(1, 10, "Good probes in a row that bring it back.")] = 1
 
 
-class Pool(_Section):
+class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model group."""
 
     endpoints: Annotated[
@@ -130,7 +126,7 @@ class Pool(_Section):
     health: Annotated[Health, msgspec.Meta(description="Active probes.")] = Health()
 
 
-class Config(_Section):
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
     pools: Annotated[
