@@ -39,7 +39,7 @@ _BYTES_PER_TOKEN = 4
 
 # First seconds of a run are dropped: the caches fill. At most this share of a short run.
 _WARMUP_S = 60.0
-_WARMUP_SHARE_MAX = 0.25
+_WARMUP_SHARE_MAX = 0.3
 _SIDECARS = "kvring_sidecars"
 
 
