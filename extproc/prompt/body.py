@@ -9,7 +9,6 @@ Called by: prompt and its API modules.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +56,7 @@ class Prompt:
 class Body:
     """A JSON object with a model. If `cut`, the value of the last key may be incomplete."""
 
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
     model: str
     cut: bool
 

@@ -9,7 +9,6 @@ Source: OpenAI API reference, /v1/chat/completions; chat templates of Qwen, Llam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from extproc.prompt import body as _body
@@ -53,7 +52,7 @@ def _options(body: _body.Body) -> list[bytes]:
     return pieces
 
 
-def _message(message: Mapping[str, Any], pieces: list[bytes], *, cut: bool) -> bool:
+def _message(message: dict[str, Any], pieces: list[bytes], *, cut: bool) -> bool:
     """Append one message; False if it has no form that a template renders.
 
     Of a message that is cut, only what no later key could precede is used: the role first, calls only

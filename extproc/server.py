@@ -1,0 +1,266 @@
+"""Server: one coroutine an ext_proc stream; decodes, hands events to the exchange, performs its actions.
+
+Fail open, at one line: the only `except Exception` of kvring is in `_answer`. After it the exchange has no
+opinion and lets everything pass, so that a fault here never fails a request. A message that can't be parsed
+ends the stream without an answer, which Envoy takes as no opinion too.
+
+Never: a lease that outlives its stream (one `finally`, which awaits nothing); a decision here.
+Called by: app. Source: Envoy's ext_proc v3 API; gRPC health checking protocol v1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as grpc_health
+
+from extproc import exchange, metrics, router, wire
+
+__all__ = ["BindError", "HealthServer", "Server", "Settings"]
+
+_log = logging.getLogger("kvring")
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BindError(OSError):
+    """An address can't be listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`listen`: "host:port" or "unix:/path"; the rest as in the configuration."""
+
+    listen: str
+    message_bytes_max: int
+    streams_max: int
+    pick_header: bool
+
+
+class Server:
+    """The ext_proc gRPC server of one pool's router."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        chooser: router.Router,
+        exchange_settings: exchange.Settings,
+        counted: metrics.Metrics,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+    ) -> None:
+        """Bind; the address in use is in `address`.
+
+        Args: clock: monotonic [s]; chance: uniform in [0, 1).
+        Raises: BindError.
+        """
+        self._settings = settings
+        self._router = chooser
+        self._exchange_settings = exchange_settings
+        self._metrics = counted
+        self._clock = clock
+        self._chance = chance
+        self._open: dict[asyncio.Task[Any], exchange.Exchange] = {}
+        self._closing = False
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", settings.message_bytes_max),
+                ("grpc.max_send_message_length", settings.message_bytes_max),
+                ("grpc.so_reuseport", 0),  # a second process on the port is a mistake: say so
+            ]
+        )
+        method: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            self._process, None, wire.serialize
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method}),)
+        )
+        self.address = _bind(self._server, settings.listen)
+
+    @property
+    def streams_open(self) -> int:
+        """Streams open now."""
+        return len(self._open)
+
+    async def start(self) -> None:
+        """Serve."""
+        await self._server.start()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Take no more streams, end those that can end, wait up to `timeout_s` [s] for the others.
+
+        Ending a stream whose choice was sent is no loss to its request, only to our count of it.
+        """
+        self._closing = True
+        for task, opened in list(self._open.items()):
+            if opened.can_end_early:
+                task.cancel()
+        await self._server.stop(timeout_s)
+
+    async def _process(self, _requests: object, context: _Context) -> None:
+        if len(self._open) >= self._settings.streams_max:
+            self._metrics.streams_limit.inc()
+            return
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a stream is served by a task")
+        opened = exchange.Exchange(self._router, self._exchange_settings)
+        self._open[task] = opened
+        self._metrics.streams_open.inc()
+        stream = _Stream(self, context, opened)
+        try:
+            await stream.run()
+        except asyncio.CancelledError:
+            if not self._closing:  # Envoy reset the stream: the request is over
+                raise
+        finally:
+            opened.close()
+            stream.cancel_timer()
+            del self._open[task]
+            self._metrics.streams_open.dec()
+            self._metrics.streams.inc()
+
+    def _answer(self, opened: exchange.Exchange, event: exchange.Event) -> list[exchange.Action]:
+        """The actions for `event`, whatever happens."""
+        before = opened.result
+        now = self._clock()
+        try:
+            actions = opened.receive(event, now, self._chance())
+        except Exception:  # noqa: BLE001  (the one place: see the head)
+            self._metrics.fault.inc()
+            _log.exception("no opinion: a fault while choosing")
+            return opened.give_up(event, now)
+        if opened.result is not before:
+            self._record(opened, self._clock() - now)
+        return actions
+
+    def _expire(self, opened: exchange.Exchange) -> list[exchange.Action]:
+        now = self._clock()
+        actions = opened.expire(now, self._chance())
+        self._record(opened, self._clock() - now)
+        return actions
+
+    def _record(self, opened: exchange.Exchange, spent_s: float) -> None:
+        result = opened.result
+        if result is None:
+            return
+        self._metrics.decision_s.observe(spent_s)
+        self._metrics.record(result)
+        if isinstance(result, router.Choice) and _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "choice",
+                extra={
+                    "endpoint": result.endpoint.id,
+                    "reason": result.reason.value,
+                    "unkeyed": result.unkeyed,
+                    "prompt_tokens": round(result.prompt_tokens),
+                    "cached_tokens": round(result.cached_tokens),
+                    "work_seen": result.work_seen,
+                },
+            )
+
+
+class _Stream:
+    """Reading and writing of one gRPC stream."""
+
+    def __init__(self, server: Server, context: _Context, opened: exchange.Exchange) -> None:
+        self._server = server
+        self._context = context
+        self._exchange = opened
+        self._timer: asyncio.TimerHandle | None = None
+        self._expiring: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Answer every message until Envoy ends the stream."""
+        server = self._server
+        while True:
+            message = await self._context.read()
+            if message is grpc.aio.EOF:
+                return
+            try:
+                event = wire.decode(message)
+            except DecodeError:
+                server._metrics.malformed.inc()  # noqa: SLF001  (one unit, split for reading)
+                return
+            if event is None:
+                continue
+            if self._expiring is not None:
+                await self._expiring  # its writes come first
+            await self._write(server._answer(self._exchange, event))  # noqa: SLF001
+            self._set_timer()
+
+    def cancel_timer(self) -> None:
+        """Nothing more will be written."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._expiring is not None:
+            self._expiring.cancel()
+
+    async def _write(self, actions: list[exchange.Action]) -> None:
+        for action in actions:
+            await self._context.write(wire.encode(action, header=self._server._settings.pick_header))  # noqa: SLF001
+
+    def _set_timer(self) -> None:
+        # A timer and not a timeout on read(): cancelling a read of grpc.aio would lose the stream.
+        deadline_s = self._exchange.deadline_s
+        if deadline_s is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None:
+            wait_s = max(0.0, deadline_s - self._server._clock())  # noqa: SLF001
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        actions = self._server._expire(self._exchange)  # noqa: SLF001
+        self._expiring = asyncio.get_running_loop().create_task(self._write(actions))
+
+
+class HealthServer:
+    """gRPC health on a port of its own, plaintext: kubelet probes can't do TLS.
+
+    `liveness` serves while the process lives; the others while it is ready for new streams.
+    """
+
+    _READY_NAMES = ("readiness", wire.SERVICE, "")
+
+    def __init__(self, listen: str) -> None:
+        """Bind; the address in use is in `address`. Raises: BindError."""
+        self._servicer = grpc_health.HealthServicer()
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
+        self.address = _bind(self._server, listen)
+        self.ready = False
+
+    async def start(self) -> None:
+        """Serve, alive and not ready."""
+        await self._servicer.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(ready=False)
+        await self._server.start()
+
+    async def set_ready(self, *, ready: bool) -> None:
+        """Tell whether new streams are welcome."""
+        self.ready = ready
+        status = health_pb2.HealthCheckResponse
+        for name in self._READY_NAMES:
+            await self._servicer.set(name, status.SERVING if ready else status.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Stop at once."""
+        await self._server.stop(0)
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    """The address really listened on. Raises: BindError."""
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise BindError(f"can't listen on {listen}: in use, or not an address of this machine") from error
+    return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
