@@ -239,6 +239,7 @@ class Exchange:
         self._passive = True
         if self._held and self._held[-1] is event:
             self._held.pop()
+            self._request_ended = False  # the event comes again, and may be the last one
         return self.receive(event, now, 0.0)
 
     def close(self) -> None:
