@@ -68,7 +68,7 @@ class _Account:
         self.inflight = 0
         self.pending = 0
         self.busy_until_s = 0.0
-        self.prefilling: deque[Lease] = deque()  # in order of expected_s
+        self.prefilling: deque[Lease] = deque()  # in order of expected_s where tokens wait
 
 
 class Lease:
@@ -140,6 +140,7 @@ class Ledger:
 
 
 def _expire(account: _Account, now: float) -> None:
+    # One seen to be over early must not hide those behind it, which then expect to be over sooner.
     queue = account.prefilling
-    while queue and queue[0].expected_s <= now:
+    while queue and (not queue[0].tokens or queue[0].expected_s <= now):
         queue.popleft().prefilled()
