@@ -56,7 +56,7 @@ def _message(message: dict[str, Any], pieces: list[bytes], *, cut: bool) -> bool
     """Append one message; False if it has no form that a template renders.
 
     Of a message that is cut, only what no later key could precede is used: the role first, calls only
-    behind a content.
+    behind a content that is complete.
     """
     role = message.get("role")
     if not isinstance(role, str) or (cut and next(reversed(message)) == "role"):
@@ -67,6 +67,8 @@ def _message(message: dict[str, Any], pieces: list[bytes], *, cut: bool) -> bool
         ends_cut = cut and next(reversed(message)) == "content"
         if not _content(message["content"], pieces, cut=ends_cut):
             return False
+        if ends_cut:
+            return True
     elif cut:
         return True
     calls = message.get("tool_calls")
@@ -108,7 +110,7 @@ def _content(content: Any, pieces: list[bytes], *, cut: bool) -> bool:
             pieces.append(_body.encode(text))
             continue
         last_cut = cut and position == len(content) - 1
-        if last_cut and next(reversed(part), "type") == "type":
-            return True  # its kind is not known yet
+        if last_cut and (next(reversed(part), "type") == "type" or part.get("type") in _TEXT_TYPES):
+            return True  # its kind is not known yet, or its text has not come
         pieces.append(_body.MARK_TOOL + _body.canonical(part, cut=last_cut))
     return True
