@@ -106,7 +106,7 @@ def route(spec: Listener) -> dict[str, Any]:
                         ),
                     }
                 ],
-                "host_selection_retry_max_attempts": 5,
+                "host_selection_retry_max_attempts": 20,
             },
         },
     }

@@ -61,7 +61,7 @@ REASONS = {
         "Bytes of a body kept for kvring and for a retry (default: the connection's buffer, 1 MiB). A longer "
         "request is not retried. Memory: up to this much for each request in flight."
     ),
-    "route.route.timeout": "Envoy's default of 15 s for a whole answer would cut most generations.",
+    "route.timeout": "Envoy's default of 15 s for a whole answer would cut most generations.",
     "retry_policy.num_retries": "Each retry is another prefill; two get past two bad endpoints.",
     "retry_host_predicate": (
         "Never the same endpoint again: it refuses the one that failed, also when kvring's choice or the "

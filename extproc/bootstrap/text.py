@@ -19,13 +19,14 @@ from extproc.bootstrap import reasons
 __all__ = ["to_yaml"]
 
 _COLUMNS = 110
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one, 10 times faster, where libyaml is there
 
 
 def to_yaml(value: dict[str, Any], *, heading: str = "") -> str:
     """`value` as commented YAML; `heading` [lines of text] stands above it as a comment."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=_COLUMNS, default_flow_style=False)
     above: dict[int, str] = {}
-    for path, number in _keys(yaml.compose(text, Loader=yaml.SafeLoader), ()):
+    for path, number in _keys(yaml.compose(text, Loader=_Loader), ()):
         reason = reasons.reason(path)
         if reason:
             above[number] = reason
