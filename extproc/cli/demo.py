@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     _tell(result, console)
     if missing:
-        console.print(missing, style="yellow", highlight=False)
+        console.print(missing, style="yellow", highlight=False, soft_wrap=True)
     print(f"Page, picture and figures: {directory}")
     served = all(arm.requests > 0 and arm.errors == 0 for arm in result.arms.values())
     return 0 if served else 1
@@ -126,19 +126,22 @@ def _tell(result: report.Report, console: Console) -> None:
     console.print(live.table(result.arms, setup.node_price_usd_per_h, title))
     for claim in report.claims(result.arms):
         verdict = "[green]holds [/green]" if claim.holds else "[bold red]MISSED[/bold red]"
-        console.print(f"{verdict} {claim.text}: {claim.measured}", highlight=False)
+        console.print(f"{verdict} {claim.text}: {claim.measured}", highlight=False, soft_wrap=True)
     saving = report.saving_usd(result)
     if saving is not None:
         console.print(
             f"The same throughput for ${saving:,.0f} a month less, of "
             f"${setup.node_price_usd_per_h * report.HOURS_PER_MONTH:,.0f} for the node.",
             highlight=False,
+            soft_wrap=True,
         )
     for name, arm in result.arms.items():
         if arm.errors_by_kind:
-            console.print(f"errors of {name}: {arm.errors_by_kind}", style="red", highlight=False)
+            console.print(
+                f"errors of {name}: {arm.errors_by_kind}", style="red", highlight=False, soft_wrap=True
+            )
     for warning in lag.warnings(result.machine):
-        console.print(f"Doubt the figures: {warning}", style="yellow", highlight=False)
+        console.print(f"Doubt the figures: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:

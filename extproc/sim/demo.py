@@ -126,6 +126,7 @@ async def _running(
             f"Starting 2 x {settings.endpoints} simulated replicas ({PRESET}, {settings.speed:g}x real "
             "time), kvring and Envoy ...",
             highlight=False,
+            soft_wrap=True,
         )
         fleets = await asyncio.gather(
             *(

@@ -35,7 +35,7 @@ async def watch(console: Console, load: driver.Driver, duration_s: float, endpoi
     if not console.is_terminal:
         while True:
             await asyncio.sleep(_LINE_S)
-            console.print(_line(load, duration_s, endpoint_count), highlight=False)
+            console.print(_line(load, duration_s, endpoint_count), highlight=False, soft_wrap=True)
     with Live(console=console, auto_refresh=False, transient=True) as screen:
         while True:
             screen.update(_view(load, duration_s, endpoint_count), refresh=True)

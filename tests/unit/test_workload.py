@@ -52,6 +52,14 @@ def test_texts_are_exactly_as_many_tokens_of_4_bytes_as_promised():
         assert len(question["content"].encode()) == 4 * workload.QUESTION_TOKENS[request.size][0]
 
 
+def test_prefixes_are_one_from_each_fifth_of_their_range():
+    for seed in range(20):
+        lengths = sorted(workload.Workload(seed, 1).prefix_tokens)
+        assert all(
+            2000 + 1200 * fifth <= tokens <= 2000 + 1200 * (fifth + 1) for fifth, tokens in enumerate(lengths)
+        )
+
+
 def test_the_shared_part_is_nine_tenths_of_a_prompt_or_more_up_to_rounding():
     longest = max(tokens for tokens, _ in workload.QUESTION_TOKENS.values())
     assert 2000 / (2000 + longest) == pytest.approx(0.9, abs=0.015)
