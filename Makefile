@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-heavy check format bench proto clean
+.PHONY: help demo up test test-heavy check format bench docs proto clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -34,6 +34,9 @@ check: $(VENV)/.dev   ## lint, types, import contracts
 format: $(VENV)/.dev  ## rewrite the code in the house layout
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev    ## rewrite the generated tables of docs/
+	$(BIN)/python docs/generate.py
 
 proto: $(VENV)/.dev   ## regenerate extproc/pb from proto/
 	$(BIN)/python proto/generate.py

@@ -88,7 +88,7 @@ def _words(found: inspect.Type) -> str:
         case inspect.IntType(ge=least, le=most):
             return f"an integer from {least} to {most}"
         case inspect.FloatType(ge=least, le=most):
-            return f"a number from {least:g} to {most:g}"
+            return f"a number from {least:.12g} to {most:.12g}"
         case inspect.BoolType():
             return "true or false"
         case inspect.LiteralType(values=words):

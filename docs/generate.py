@@ -1,0 +1,72 @@
+"""Writes the tables of docs/configuration.md and docs/metrics.md from the code; `--check` only compares.
+
+Usage: python docs/generate.py [--check]. Exit code 1 if --check finds a page out of date. A test runs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from extproc import metrics, pool, router
+from extproc.config import allowed
+
+_HERE = Path(__file__).parent
+_BEGIN, _END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
+
+
+def configuration() -> str:
+    """The table of settings."""
+    lines = ["| setting | allowed | default | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{row.key}` | {_cell(row.allowed)} | {row.default} | {_cell(row.meaning)} |"
+        for row in allowed.settings()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def metric_table() -> str:
+    """The table of metrics, as a scrape of an idle kvring shows them."""
+    one = pool.Endpoint(pool.EndpointId("vllm-0"), "127.0.0.1:1")
+    counted = metrics.Metrics(router.Router(pool.make("default", [one]), router.Settings()), lambda: 0.0, 0.0)
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for family in sorted(counted.registry.collect(), key=lambda found: found.name):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = sorted({key for sample in family.samples for key in sample.labels} - {"le"})
+        lines.append(f"| `{name}` | {family.type} | {', '.join(labels)} | {_cell(family.documentation)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace(
+        "^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", "letters, digits, `._:/-`"
+    )
+
+
+def _replaced(page: Path, table: str) -> str:
+    text = page.read_text(encoding="utf-8")
+    head, begin, rest = text.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not (begin and end):
+        raise SystemExit(f"{page}: no generated part")
+    return head + begin + table + end + tail
+
+
+def main() -> int:
+    """Write, or with --check compare."""
+    stale = []
+    for name, table in (("configuration.md", configuration()), ("metrics.md", metric_table())):
+        page = _HERE / name
+        text = _replaced(page, table)
+        if text == page.read_text(encoding="utf-8"):
+            continue
+        stale.append(name)
+        if "--check" not in sys.argv:
+            page.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"docs/{name}: {'out of date; run make docs' if '--check' in sys.argv else 'written'}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
