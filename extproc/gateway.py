@@ -178,8 +178,7 @@ async def child(argv: Sequence[str], *, name: str) -> AsyncIterator[Child]:
         try:
             yield running
         finally:
-            # shielded: a second Ctrl-C that cancels us here must not leave the process behind
-            await asyncio.shield(asyncio.ensure_future(running.stop()))
+            await _end(running)
 
 
 @contextlib.asynccontextmanager
@@ -218,6 +217,17 @@ async def envoy(
             names = [each["name"] for each in config["static_resources"]["listeners"]]
             listening = await process.until(lambda: _listening(admin, names), "listening", ready_timeout_s)
             yield Envoy(process, admin, listening)
+
+
+async def _end(running: Child) -> None:
+    """Stops a child; at once if we are cancelled meanwhile (a second Ctrl-C): it is never left behind."""
+    stopping = asyncio.ensure_future(running.stop())
+    try:
+        await asyncio.shield(stopping)
+    except asyncio.CancelledError:
+        running.signal(signal.SIGKILL)
+        await stopping
+        raise
 
 
 async def _listening(admin: str, names: Sequence[str]) -> dict[str, str] | None:
