@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from extproc import __version__
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
 
 # command -> (module, one line of help), in the order of `kvring --help`
-_COMMANDS = {
+COMMANDS = {
     "up": ("up", "run a gateway on this machine: Envoy, kvring, and your or simulated replicas"),
     "demo": ("demo", "the proof: round robin and kvring side by side through a real Envoy"),
     "serve": ("serve", "run the ext_proc sidecar"),
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"kvring {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((word for word in words if not word.startswith("-")), None)
-    for name, (module_name, summary) in _COMMANDS.items():
+    for name, (module_name, summary) in COMMANDS.items():
         if name != asked:
             commands.add_parser(name, help=summary)
             continue

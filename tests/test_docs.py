@@ -1,0 +1,92 @@
+"""Documentation is true: tables equal the code, YAML loads, commands and links exist."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extproc import cli, config
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("envoy/*.md")])
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for indent, kind, text in BLOCK.findall(page.read_text()):
+            if kind == language:
+                lines = [line.removeprefix(indent) for line in text.splitlines()]
+                found.append((page.name, "\n".join(lines)))
+    return found
+
+
+def test_generated_tables_are_up_to_date():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/generate.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("yaml"))
+def test_every_yaml_block_is_yaml_and_every_kvring_file_is_a_good_one(page, text):
+    loaded = yaml.safe_load(text)
+    assert loaded is not None
+    if isinstance(loaded, dict) and "pools" in loaded:
+        assert config.loads(text, {}).pools
+
+
+def test_the_readme_shows_a_kvring_file_and_both_commands_on_its_first_screen():
+    assert any(page == "README.md" and "pools" in text for page, text in blocks("yaml"))
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:14]
+    assert any(line.startswith("make demo") for line in first_screen)
+    assert any(line.startswith("make test") for line in first_screen)
+    assert any("docs/images/demo.png" in line for line in first_screen)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page):
+    for target in LINK.findall(page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_kvring_and_make_command_in_the_docs_exists_with_its_options():
+    make_targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    seen = 0
+    for page, text in blocks("sh"):
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["make"]:
+                assert words[1] in make_targets, f"{page}: {line}"
+                seen += 1
+            if words[:1] == ["kvring"]:
+                _assert_parses(words[1], words[2:], f"{page}: {line}")
+                seen += 1
+    assert seen >= 6
+
+
+def _assert_parses(command: str, words: list[str], where: str) -> None:
+    module_name, _ = cli.COMMANDS[command]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(f"extproc.cli.{module_name}").add_arguments(parser)
+    if ">" in words:
+        words = words[: words.index(">")]
+    _, unknown = parser.parse_known_args(words)
+    assert not unknown, where
+
+
+def test_every_command_is_in_the_readme():
+    text = (ROOT / "README.md").read_text()
+    for command in cli.COMMANDS:
+        assert f"`kvring {command}`" in text
