@@ -40,7 +40,7 @@ def render(engine: engines.Engine, identity: Identity) -> bytes:
     _gauges(page, engine)
     _counters(page, engine.tally)
     _histograms(page, engine.tally)
-    page.gauge("vllm:cache_config_info", "Configuration of the KV cache.", [(_cache_labels(engine), 1.0)])
+    page.config("vllm:cache_config_info", "Configuration of the KV cache.", _cache_labels(engine))
     return page.text()
 
 
@@ -61,6 +61,11 @@ class _Page:
     def gauge(self, name: str, text: str, samples: Iterable[_Sample]) -> None:
         self.family(name, "gauge", text)
         self._lines.extend(f"{name}{{{self._labels(extra)}}} {float(value)}" for extra, value in samples)
+
+    def config(self, name: str, text: str, labels: str) -> None:
+        self.family(name, "gauge", text)
+        # alone among vLLM's families without the model's name
+        self._lines.append(f'{name}{{engine="0",{labels}}} 1.0')
 
     def counter(self, name: str, text: str, samples: Iterable[_Sample], *, engine: bool = True) -> None:
         samples = list(samples)

@@ -11,6 +11,7 @@ Called by: cli, demo, tests; many replicas may share one event loop. Source: vLL
 from __future__ import annotations
 
 import hashlib
+import http
 import re
 import time
 import uuid
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Replica", "Settings"]
 
 _BODY_BYTES_MAX = 64 * 2**20
-_STOP_TIMEOUT_S = 1.0
+_STOP_TIMEOUT_S = 0.1
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -140,7 +141,7 @@ class Replica:
 
     async def _answer(self, request: web.Request, kind: call.Kind) -> web.StreamResponse:
         raw = await request.read()
-        fault = self._fault(request, raw)
+        fault = self._fault(request)
         if fault is not None:
             return fault
         asked = call.parse(kind, raw, self.served)
@@ -162,11 +163,10 @@ class Replica:
         usage = _usage(asked, words, listener)
         return _json(reply.complete(asked, _reply_id(request, kind), int(time.time()), words, usage))
 
-    def _fault(self, request: web.Request, raw: bytes) -> web.Response | None:
+    def _fault(self, request: web.Request) -> web.Response | None:
         """The failure a test asked for, before any work."""
         if not self.settings.faults_allowed:
             return None
-        request["sha256"] = hashlib.sha256(raw).hexdigest()
         fault = request.headers.get("x-sim-fault", "")
         if fault == "reset":
             if request.transport is not None:
@@ -228,7 +228,11 @@ class Replica:
         response.headers["x-replica"] = self.settings.name
         if self.settings.faults_allowed:
             received = request.headers
-            response.headers["x-sim-body-sha256"] = request.get("sha256", "")
+            # a body beyond the limit cannot be read, any other is read by now or short
+            body = (
+                b"" if response.status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE else await request.read()
+            )
+            response.headers["x-sim-body-sha256"] = hashlib.sha256(body).hexdigest()
             response.headers["x-sim-content-length"] = received.get("content-length", "")
             response.headers["x-sim-transfer-encoding"] = received.get("transfer-encoding", "")
             response.headers["x-sim-destination"] = received.get("x-gateway-destination-endpoint", "")

@@ -1,0 +1,542 @@
+"""The simulated replica as its clients see it: the OpenAI SDK, a scraper, raw HTTP, a process to start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import aiohttp
+import openai
+import pytest
+from prometheus_client import parser
+
+from extproc.sim import performance, replica
+
+A100 = performance.PRESETS["codellama-13b-a100-40"]
+FAST = replica.Settings(speed=50.0)
+LONG = "A system prompt that every request of this test repeats. " * 60  # 855 tokens
+DATA = pathlib.Path(os.environ.get("KVRING_DATA", pathlib.Path(__file__).parents[2] / ".." / "shared"))
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: replica.Settings = FAST, **limits):
+    """A replica and an HTTP client of it."""
+    async with (
+        replica.Replica(dataclasses.replace(A100, **limits), settings) as server,
+        aiohttp.ClientSession(f"http://{server.address}") as http,
+    ):
+        yield server, http
+
+
+@contextlib.asynccontextmanager
+async def sdk(settings: replica.Settings = FAST, **limits):
+    """A replica and an OpenAI client of it."""
+    async with (
+        replica.Replica(dataclasses.replace(A100, **limits), settings) as server,
+        openai.AsyncOpenAI(base_url=f"http://{server.address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield server, client
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    """Returns once `condition()` holds; fails after `timeout_s`."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "condition never held"
+        await asyncio.sleep(0.005)
+
+
+def messages(text: str = "hello", system: str = LONG) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+async def test_a_chat_answer_has_the_sdks_shape_and_counts_its_tokens():
+    async with sdk() as (_, client):
+        answer = await client.chat.completions.create(
+            model="codellama-13b", messages=messages(), max_tokens=7
+        )
+    (choice,) = answer.choices
+    assert answer.id.startswith("chatcmpl-")
+    assert (answer.object, answer.model) == ("chat.completion", "codellama-13b")
+    assert (choice.index, choice.finish_reason, choice.message.role) == (0, "length", "assistant")
+    assert len(choice.message.content) == 7 * 4
+    assert answer.usage.completion_tokens == 7
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 7
+    assert answer.usage.prompt_tokens > len(LONG) // 4
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+async def test_a_repeated_prefix_is_reported_as_cached_in_full_blocks():
+    async with sdk() as (server, client):
+        usages = [
+            (await client.chat.completions.create(model="codellama-13b", messages=messages(text))).usage
+            for text in ("first", "second")
+        ]
+        cached = usages[1].prompt_tokens_details.cached_tokens
+        assert usages[0].prompt_tokens_details.cached_tokens == 0
+        assert cached % 16 == 0
+        assert len(LONG) // 4 - 16 < cached < usages[1].prompt_tokens
+        assert server.engine.tally.prefix_hits == cached
+
+
+async def test_a_conversation_finds_its_generated_answer_in_the_cache():
+    async with sdk() as (_, client):
+        turns = messages("first question")
+        answer = await client.chat.completions.create(model="codellama-13b", messages=turns, max_tokens=64)
+        turns += [
+            {"role": "assistant", "content": answer.choices[0].message.content},
+            {"role": "user", "content": "second question"},
+        ]
+        usage = (await client.chat.completions.create(model="codellama-13b", messages=turns)).usage
+    known = answer.usage.total_tokens - 1
+    assert usage.prompt_tokens_details.cached_tokens == known // 16 * 16
+
+
+async def test_adapters_and_salts_share_no_cache():
+    settings = dataclasses.replace(FAST, adapters=("sql",))
+    async with sdk(settings) as (_, client):
+        cached = []
+        for model, salt in (
+            ("codellama-13b", None),
+            ("sql", None),
+            ("codellama-13b", "tenant-a"),
+            ("sql", None),
+        ):
+            answer = await client.chat.completions.create(
+                model=model, messages=messages(), extra_body={"cache_salt": salt} if salt else None
+            )
+            assert answer.model == model
+            cached.append(answer.usage.prompt_tokens_details.cached_tokens > 0)
+    assert cached == [False, False, False, True]
+
+
+async def test_a_chat_stream_has_a_role_a_chunk_per_token_and_usage_last():
+    async with sdk() as (_, client):
+        stream = await client.chat.completions.create(
+            model="codellama-13b",
+            messages=messages(),
+            max_completion_tokens=20,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        whole = await client.chat.completions.create(
+            model="codellama-13b", messages=messages(), max_completion_tokens=20
+        )
+    first, *tokens, usage = chunks
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert len(tokens) == 20
+    assert [token.choices[0].finish_reason for token in tokens] == [None] * 19 + ["length"]
+    text = "".join(token.choices[0].delta.content for token in tokens)
+    assert text == whole.choices[0].message.content
+    assert usage.choices == []
+    assert usage.usage.completion_tokens == 20
+    assert {chunk.id for chunk in chunks} == {first.id}
+
+
+async def test_a_stream_sends_usage_only_when_asked():
+    async with sdk() as (_, client):
+        stream = await client.chat.completions.create(
+            model="codellama-13b", messages=messages(), max_tokens=3, stream=True
+        )
+        assert [chunk.usage async for chunk in stream] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompt_tokens", "count"),
+    [
+        ("a text of 21 letters!", 6, 1),
+        (["one prompt..", "another one."], 6, 2),
+        ([101, 102, 103], 3, 1),
+        ([[1, 2, 3], [4, 5]], 5, 2),
+    ],
+)
+async def test_completions_take_text_lists_and_token_ids(prompt, prompt_tokens, count):
+    async with sdk() as (_, client):
+        answer = await client.completions.create(model="codellama-13b", prompt=prompt, n=2, max_tokens=5)
+    assert [choice.index for choice in answer.choices] == list(range(2 * count))
+    assert {len(choice.text) for choice in answer.choices} == {20}
+    assert answer.usage.prompt_tokens == 2 * prompt_tokens
+    assert answer.usage.completion_tokens == 2 * count * 5
+    assert answer.id.startswith("cmpl-")
+
+
+async def test_a_completion_stream_yields_text_and_the_default_of_16_tokens():
+    async with sdk() as (_, client):
+        stream = await client.completions.create(model="codellama-13b", prompt="abcd", stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert len(chunks) == 16
+    assert all(len(chunk.choices[0].text) == 4 for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def test_models_lists_the_model_and_its_adapters():
+    async with sdk(dataclasses.replace(FAST, adapters=("sql",))) as (_, client):
+        models = [model async for model in client.models.list()]
+    assert [(model.id, model.parent) for model in models] == [
+        ("codellama-13b", None),
+        ("sql", "codellama-13b"),
+    ]
+    assert models[0].max_model_len == 11_200
+
+
+async def test_tokens_of_tokenize_give_the_same_prompt_to_the_cache():
+    async with serving() as (_, http):
+        text = "the quick brown fox jumps over it" * 8
+        async with http.post("/tokenize", json={"prompt": text}) as response:
+            tokens = await response.json()
+        assert tokens["count"] == len(tokens["tokens"]) == -(-len(text) // 4)
+        cached = []
+        for prompt in (text, tokens["tokens"]):
+            async with http.post("/v1/completions", json={"prompt": prompt}) as response:
+                usage = (await response.json())["usage"]
+                cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached == [0, 64]
+        async with http.post("/tokenize", json={"messages": messages()}) as response:
+            chat = await response.json()
+        async with http.post("/v1/chat/completions", json={"messages": messages()}) as response:
+            assert (await response.json())["usage"]["prompt_tokens"] == chat["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("chat/completions", b"{", 400, "Bad Request"),
+        ("chat/completions", b"[]", 400, "Bad Request"),
+        ("chat/completions", b'{"messages":"\xff"}', 400, "Bad Request"),
+        ("chat/completions", b"[" * 100_000, 400, "Bad Request"),
+        ("chat/completions", b"{}", 400, "BadRequestError"),
+        ("chat/completions", b'{"messages":[]}', 400, "BadRequestError"),
+        ("chat/completions", b'{"messages":[{"content":"x"}]}', 400, "BadRequestError"),
+        ("chat/completions", b'{"messages":[{"role":"user","content":5}]}', 400, "BadRequestError"),
+        (
+            "chat/completions",
+            b'{"messages":[{"role":"user","content":""}],"max_tokens":0}',
+            400,
+            "BadRequestError",
+        ),
+        (
+            "chat/completions",
+            b'{"messages":[{"role":"user","content":""}],"cache_salt":""}',
+            400,
+            "BadRequestError",
+        ),
+        ("completions", b'{"prompt":"x","stream_options":{}}', 400, "BadRequestError"),
+        ("completions", b'{"prompt":"x","max_tokens":11200}', 400, "BadRequestError"),
+        ("completions", b'{"prompt":""}', 400, "BadRequestError"),
+        ("completions", b'{"prompt":[1,-2]}', 400, "BadRequestError"),
+        ("completions", b'{"prompt":[1.5]}', 400, "BadRequestError"),
+        ("completions", b'{"prompt":"x","n":0}', 400, "BadRequestError"),
+        ("completions", b'{"prompt":"x","model":"gpt-nothing"}', 404, "NotFoundError"),
+        ("nowhere", b"{}", 404, "Not Found"),
+        ("models", b"{}", 405, "Method Not Allowed"),
+    ],
+)
+async def test_errors_have_vllms_status_and_body(path, body, status, kind):
+    async with serving() as (server, http):
+        async with http.post(f"/v1/{path}", data=body) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"], error["type"]) == (status, status, kind)
+            assert set(error) == {"message", "type", "param", "code"}
+            assert response.headers["x-replica"] == "replica-0"
+        assert server.engine.running == server.engine.waiting == 0
+
+
+async def test_the_sdk_raises_its_own_errors():
+    async with sdk() as (_, client):
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="other", messages=messages())
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            await client.chat.completions.create(model="codellama-13b", messages=messages("x" * 45_000))
+
+
+async def test_headers_of_a_stream_arrive_long_before_its_first_token():
+    slow = replica.Settings(speed=0.5)  # 855 tokens take 140 ms
+    async with serving(slow) as (server, http):
+        body = {"messages": messages(), "stream": True, "max_tokens": 2}
+        async with http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert server.engine.tally.generation_tokens == 0
+            first = await response.content.readany()
+            # the role's event and the first token's come as one
+            assert first.count(b"data: ") == 2
+            assert b'"role":"assistant"' in first
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_speed_changes_the_pace_and_not_the_metrics():
+    async with sdk(replica.Settings(speed=20.0)) as (server, client):
+        begin = time.monotonic()
+        await client.chat.completions.create(model="codellama-13b", messages=messages(), max_tokens=150)
+        took_s = time.monotonic() - begin
+        counts = server.engine.tally
+    alone_s = A100.step_s(860, 0) + 149 * A100.step_s(0, 1, 930)
+    assert counts.e2e_s.total == pytest.approx(alone_s, rel=0.01)
+    assert took_s >= alone_s / 20
+
+
+async def test_a_client_that_leaves_while_its_answer_is_decoded_frees_its_slot():
+    async with serving(replica.Settings(speed=1.0)) as (server, http):
+        body = {"messages": messages(), "stream": True, "max_tokens": 2000}
+        async with http.post("/v1/chat/completions", json=body) as response:
+            await response.content.readany()
+            assert server.engine.running == 1
+            assert server.engine.kv_usage > 0
+            response.close()
+        await until(lambda: server.engine.running == 0)
+        assert server.engine.kv_usage == 0.0
+        assert server.engine.tally.finished == 0
+        assert server.engine.tally.aborted == 1
+        assert server.engine.tally.generation_tokens < 500
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_during_prefill_frees_its_slot_and_leaves_its_blocks(stream):
+    async with serving(replica.Settings(speed=1.0)) as (server, http):
+        prompt = "abcd" * 8000  # four chunks, .66 s
+        body = {"prompt": prompt, "stream": stream, "max_tokens": 50}
+        asked = asyncio.create_task(http.post("/v1/completions", json=body))
+        await until(lambda: server.engine.tally.steps == 1)
+        asked.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            (await asked).close()
+        await until(lambda: server.engine.running == 0)
+        assert server.engine.kv_usage == 0.0
+        assert server.engine.tally.generation_tokens == 0
+        assert server.engine.tally.steps < 4
+        async with http.post("/v1/completions", json={**body, "stream": False}) as response:
+            usage = (await response.json())["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] in (2048, 4096, 6144)
+
+
+async def test_overload_rejects_plain_requests_with_503_and_streams_inside_http_200():
+    slow = replica.Settings(speed=0.1)
+    async with serving(slow, queued_requests_max=1) as (server, http):
+        body = {"prompt": "abcd" * 1000, "max_tokens": 100}
+        waiting = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(2)]
+        await until(lambda: server.engine.waiting == 1)
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == 503
+            assert "retry-after" not in response.headers
+        async with http.post("/v1/completions", json={**body, "stream": True}) as response:
+            assert response.status == 200
+            event, done, rest = (await response.read()).split(b"\n\n")
+        assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == 503
+        assert (done, rest) == (b"data: [DONE]", b"")
+        async with http.get("/metrics") as response:
+            samples = _samples(await response.text())
+        rejected = ("vllm:admission_rejections_total", "max_num_queued_reqs")
+        assert samples[rejected] == 2
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_several_answers_are_rejected_as_one():
+    async with serving(replica.Settings(speed=0.1), queued_requests_max=2) as (server, http):
+        body = {"prompt": "abcd" * 1000, "n": 8}
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 503
+        await until(lambda: server.engine.waiting == 0)
+
+
+def _samples(text: str) -> dict[tuple[str, ...], float]:
+    """(name, values of the labels beside engine and model) -> value."""
+    return {
+        (sample.name, *(v for k, v in sample.labels.items() if k not in ("engine", "model_name"))): (
+            sample.value
+        )
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics_carry_vllms_names_and_agree_with_the_replies():
+    async with sdk() as (server, client), aiohttp.ClientSession() as http:
+        usages = [
+            (await client.chat.completions.create(model="codellama-13b", messages=messages(text))).usage
+            for text in ("a", "b", "c")
+        ]
+        async with http.get(f"http://{server.address}/metrics") as response:
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            text = await response.text()
+    samples = _samples(text)
+    cached = sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    assert samples["vllm:prefix_cache_hits_total",] == cached > 0
+    assert samples["vllm:prefix_cache_queries_total",] == prompt
+    assert samples["vllm:prompt_tokens_by_source_total", "local_compute"] == prompt - cached
+    assert samples["vllm:generation_tokens_total",] == 300
+    assert samples["vllm:request_success_total", "length"] == 3
+    assert samples["vllm:num_requests_running",] == samples["vllm:num_requests_waiting",] == 0
+    assert samples["vllm:kv_cache_usage_perc",] == 0
+    assert samples["vllm:time_to_first_token_seconds_bucket", "+Inf"] == 3
+    assert samples["vllm:e2e_request_latency_seconds_count",] == 3
+    assert samples["vllm:num_preemptions_total",] == 0
+    assert samples["process_start_time_seconds",] == pytest.approx(time.time(), abs=60)
+    config = next(line for line in text.splitlines() if line.startswith("vllm:cache_config_info{"))
+    for label in ('block_size="16"', 'num_gpu_blocks="700"', 'kv_cache_size_tokens="11200"', 'engine="0"'):
+        assert label in config
+    bounds = [
+        float(bound)
+        for name, bound in (key for key in samples if len(key) == 2)
+        if name == "vllm:time_to_first_token_seconds_bucket"
+    ]
+    assert bounds[:9] == [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25]
+    assert bounds[-3:] == [640, 2560, float("inf")]
+
+
+async def test_metrics_are_a_part_of_what_a_real_vllm_exposes():
+    dump = DATA / "engine" / "metrics.txt"
+    if not dump.exists():
+        pytest.skip(f"KVRING_DATA has no {dump.name} of a real vLLM")
+    real = {
+        family.name: (family.type, {frozenset(sample.labels) for sample in family.samples})
+        for family in parser.text_string_to_metric_families(dump.read_text())
+    }
+    async with serving() as (_, http), http.get("/metrics") as response:
+        text = await response.text()
+    families = list(parser.text_string_to_metric_families(text))
+    assert len(families) > 30
+    for family in families:
+        kind, labels = real[family.name]
+        assert family.type == kind, family.name
+        for sample in family.samples:
+            if family.name != "vllm:cache_config_info":
+                assert frozenset(sample.labels) in labels, family.name
+            else:
+                assert any(set(sample.labels) <= known for known in labels)
+
+
+async def test_reset_prefix_cache_forgets():
+    async with sdk() as (server, client), aiohttp.ClientSession() as http:
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="codellama-13b", messages=messages())
+            assert answer.usage.prompt_tokens_details.cached_tokens == 0
+            async with http.post(f"http://{server.address}/reset_prefix_cache") as response:
+                assert await response.json() == {"success": True}
+
+
+async def test_health_ping_version_and_load_answer():
+    async with serving() as (_, http):
+        for method, path in (("GET", "health"), ("GET", "ping"), ("POST", "ping")):
+            async with http.request(method, f"/{path}") as response:
+                assert (response.status, await response.read()) == (200, b"")
+        async with http.get("/version") as response:
+            assert (await response.json())["version"].startswith("0.")
+        async with http.get("/load") as response:
+            assert await response.json() == {"server_load": 0}
+
+
+async def test_faults_and_echoes_are_for_tests_only():
+    body = b'{"prompt": "abcd",  "max_tokens": 1}'
+    headers = {"x-sim-fault": "503", "x-gateway-destination-endpoint": "10.0.0.1:80"}
+    async with serving(dataclasses.replace(FAST, faults_allowed=True)) as (server, http):
+        async with http.post("/v1/completions", data=body, headers=headers) as response:
+            assert response.status == 503
+        assert server.engine.tally.steps == 0
+        del headers["x-sim-fault"]
+        async with http.post("/v1/completions", data=body, headers=headers) as response:
+            assert response.status == 200
+            assert response.headers["x-sim-body-sha256"] == hashlib.sha256(body).hexdigest()
+            assert response.headers["x-sim-content-length"] == str(len(body))
+            assert response.headers["x-sim-transfer-encoding"] == ""
+            assert response.headers["x-sim-destination"] == "10.0.0.1:80"
+        with pytest.raises(aiohttp.ClientError):
+            await http.post("/v1/completions", data=body, headers={"x-sim-fault": "reset"})
+    ignored = {"data": body, "headers": {"x-sim-fault": "503"}}
+    async with serving() as (_, http), http.post("/v1/completions", **ignored) as response:
+        assert response.status == 200
+        assert not any(name.startswith("x-sim") for name in response.headers)
+
+
+async def test_a_chunked_body_of_many_megabytes_arrives_unchanged():
+    body = b'{"prompt":"abcd","metadata":{"pad":"' + b"x" * 20_000_000 + b'"}}'
+
+    async def chunks():
+        for start in range(0, len(body), 1_000_000):
+            yield body[start : start + 1_000_000]
+
+    echoing = dataclasses.replace(FAST, faults_allowed=True)
+    async with serving(echoing) as (_, http), http.post("/v1/completions", data=chunks()) as response:
+        assert response.status == 200
+        assert response.headers["x-sim-body-sha256"] == hashlib.sha256(body).hexdigest()
+        assert response.headers["x-sim-transfer-encoding"] == "chunked"
+
+
+async def test_a_body_beyond_the_limit_is_413():
+    body = io.BytesIO(bytes(64 * 2**20 + 1))
+    async with serving() as (_, http), http.post("/v1/completions", data=body) as response:
+        assert response.status == 413
+        assert (await response.json())["error"]["code"] == 413
+
+
+async def test_a_client_request_id_names_the_answer():
+    async with serving() as (_, http):
+        for given, kept in (("abc-1", True), ('"}', False)):
+            headers = {"x-request-id": given}
+            body = {"prompt": "abcd"}
+            async with http.post("/v1/completions", json=body, headers=headers) as response:
+                assert ((await response.json())["id"] == f"cmpl-{given}") is kept
+
+
+async def test_stopping_cuts_open_answers_and_frees_the_port_at_once():
+    settings = replica.Settings(speed=0.1)
+    server = replica.Replica(A100, settings)
+    await server.start()
+    async with aiohttp.ClientSession(f"http://{server.address}") as http:
+        body = {"prompt": "abcd" * 100, "max_tokens": 1000, "stream": True}
+        response = await http.post("/v1/completions", json=body)
+        begin = time.monotonic()
+        await server.stop()
+        assert time.monotonic() - begin < 2
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
+        assert server.engine.running == 0
+    port = int(server.address.rpartition(":")[2])
+    async with serving(dataclasses.replace(settings, port=port)) as (again, _):
+        assert again.address == server.address
+
+
+async def test_the_command_serves_several_replicas_until_it_is_told_to_stop():
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "extproc", "sim-replica", "--count", "3", "--name", "gpu", "--speed", "50"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), 20)
+        addresses = json.loads(line.removeprefix(b"ready "))["replicas"]
+        assert len(set(addresses)) == 3
+        async with aiohttp.ClientSession() as client:
+            for index, address in enumerate(addresses):
+                async with client.get(f"http://{address}/health") as response:
+                    assert response.headers["x-replica"] == f"gpu-{index}"
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.communicate(), 10) == (b"", None)
+        assert process.returncode == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("arguments", [("--count", "0"), ("--speed", "0"), ("--kv-tokens", "3")])
+async def test_the_command_refuses_bad_values_with_their_name(arguments):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc", "sim-replica", *arguments), stderr=asyncio.subprocess.PIPE
+    )
+    _, text = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 2
+    assert arguments[0].strip("-").replace("-", "_") in text.decode().replace("-", "_")
