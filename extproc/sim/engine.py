@@ -14,56 +14,15 @@ blocks. Called by: replica (real time), simulations (virtual time). Source: vLLM
 
 from __future__ import annotations
 
-import enum
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from extproc.sim import kv_cache, performance, tally
+from extproc.sim import job, kv_cache, performance, tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
-__all__ = ["Engine", "Rejection", "Request", "Token"]
-
-
-class Rejection(enum.Enum):
-    """Why a request was not taken; the values are vLLM's metric labels where it has one."""
-
-    QUEUED_REQUESTS = "max_num_queued_reqs"
-    QUEUED_TOKENS = "max_num_queued_tokens"
-    TOO_LONG = "too_long"  # would not fit an empty cache
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What an engine needs to know of a request.
-
-    `request_id`: unique among live ones. `prompt_tokens`, `output_tokens` [>= 1]: the output's length is
-    known beforehand, the model always reaches its limit. `hashes`: chained hashes of the full blocks of
-    prompt and output, see `kv_cache.chain`; fewer means the rest is not cached. `reads_cache`: False for
-    requests that need every prompt token computed. `choices`: answers asked for (n), for the metrics only.
-    """
-
-    request_id: str
-    prompt_tokens: int
-    output_tokens: int
-    hashes: Sequence[int]
-    reads_cache: bool = True
-    choices: int = 1
-
-
-class Token(NamedTuple):
-    """One output token. A tuple, not a dataclass: thousands a second are made.
-
-    `at` [s]: when the step that sampled it ended. `position`: from 0. `cached_tokens`: of the prompt.
-    """
-
-    request_id: str
-    at: float
-    position: int
-    last: bool
-    cached_tokens: int
+__all__ = ["Engine"]
 
 
 class _Sequence:
@@ -80,7 +39,7 @@ class _Sequence:
         "request",
     )
 
-    def __init__(self, request: Request, now: float) -> None:
+    def __init__(self, request: job.Request, now: float) -> None:
         self.request = request
         self.arrived_at = now
         self.admitted_at = now
@@ -132,7 +91,7 @@ class Engine:
         """Share of the device's blocks held by live requests, 0 to 1."""
         return self.cache.used_blocks / self.cache.blocks
 
-    def submit(self, request: Request, now: float) -> Rejection | None:
+    def submit(self, request: job.Request, now: float) -> job.Rejection | None:
         """Queues `request`, or says why not. An idle engine begins a step at once.
 
         Call `advance(now)` first. Errors: ValueError for a token count below 1 or an id already live.
@@ -174,9 +133,9 @@ class Engine:
             (self._decoding if sequence.generated else self._prefilling).remove(sequence)
             self.cache.release(sequence.allocation)
 
-    def advance(self, now: float) -> list[Token]:
+    def advance(self, now: float) -> list[job.Token]:
         """The tokens of all steps that end by `now`, in order."""
-        tokens: list[Token] = []
+        tokens: list[job.Token] = []
         while self._step_end is not None and self._step_end <= now:
             end = self._step_end
             self._end(end, tokens)
@@ -187,16 +146,16 @@ class Engine:
         """Forgets the device's cached blocks; False, and nothing forgotten, while requests run."""
         return self.cache.reset()
 
-    def _rejection(self, request: Request) -> Rejection | None:
+    def _rejection(self, request: job.Request) -> job.Rejection | None:
         model = self.model
         if self.cache.blocks_for(request.prompt_tokens + request.output_tokens) > self.cache.blocks:
-            return Rejection.TOO_LONG
+            return job.Rejection.TOO_LONG
         if model.queued_requests_max and len(self._waiting) >= model.queued_requests_max:
-            return Rejection.QUEUED_REQUESTS
+            return job.Rejection.QUEUED_REQUESTS
         if model.queued_tokens_max and (
             self._waiting_tokens + request.prompt_tokens > model.queued_tokens_max
         ):
-            return Rejection.QUEUED_TOKENS
+            return job.Rejection.QUEUED_TOKENS
         return None
 
     def _begin(self, now: float) -> None:
@@ -264,7 +223,7 @@ class Engine:
         self._chunks.append((sequence, chunk))
         return budget - chunk, chunk * (sequence.computed + chunk / 2)
 
-    def _end(self, now: float, tokens: list[Token]) -> None:
+    def _end(self, now: float, tokens: list[job.Token]) -> None:
         """Books the running step's results."""
         counts = self.tally
         counts.steps += 1
@@ -281,7 +240,7 @@ class Engine:
         counts.generation_tokens += generated
         counts.step_tokens.observe(prefill + generated)
 
-    def _end_decodes(self, now: float, tokens: list[Token]) -> None:
+    def _end_decodes(self, now: float, tokens: list[job.Token]) -> None:
         cache, block_tokens = self.cache, self.cache.block_tokens
         ended = False
         for sequence in self._decoding:
@@ -294,7 +253,7 @@ class Engine:
             index = sequence.generated
             sequence.generated = index + 1
             last = index + 1 == sequence.request.output_tokens
-            tokens.append(Token(sequence.request.request_id, now, index, last, allocation.cached_tokens))
+            tokens.append(job.Token(sequence.request.request_id, now, index, last, allocation.cached_tokens))
             if last:
                 ended = True
                 self._finish(sequence, allocation, now)
@@ -303,7 +262,7 @@ class Engine:
         if ended:
             self._decoding = [item for item in self._decoding if item.generated < item.request.output_tokens]
 
-    def _end_chunk(self, sequence: _Sequence, chunk: int, now: float, tokens: list[Token]) -> None:
+    def _end_chunk(self, sequence: _Sequence, chunk: int, now: float, tokens: list[job.Token]) -> None:
         allocation, request, counts = sequence.allocation, sequence.request, self.tally
         if allocation is None:  # never: a chunk is scheduled after admission
             return
@@ -324,7 +283,7 @@ class Engine:
         sequence.first_at = now
         sequence.generated = 1
         last = request.output_tokens == 1
-        tokens.append(Token(request.request_id, now, 0, last, allocation.cached_tokens))
+        tokens.append(job.Token(request.request_id, now, 0, last, allocation.cached_tokens))
         if last:
             self._finish(sequence, allocation, now)
         else:

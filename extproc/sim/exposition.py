@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from extproc.sim import engine as engines
+from extproc.sim import job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from extproc.sim import engine as engines
     from extproc.sim import tally
 
 __all__ = ["CONTENT_TYPE", "Identity", "render"]
@@ -163,7 +164,7 @@ def _counters(page: _Page, counts: tally.Tally) -> None:
         "Requests rejected by a limit of the queue.",
         [
             (f'reason="{limit.value}"', counts.rejected.get(limit.value, 0))
-            for limit in (engines.Rejection.QUEUED_REQUESTS, engines.Rejection.QUEUED_TOKENS)
+            for limit in (job.Rejection.QUEUED_REQUESTS, job.Rejection.QUEUED_TOKENS)
         ],
         engine=False,
     )

@@ -16,7 +16,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from extproc.sim import engine as engines
-from extproc.sim import kv_cache
+from extproc.sim import job, kv_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Listener:
         finally:
             self._waiter = None
 
-    def _put(self, choice: int, token: engines.Token) -> None:
+    def _put(self, choice: int, token: job.Token) -> None:
         self.made[choice] = token.position + 1
         if token.position == 0:
             self.cached_tokens += token.cached_tokens
@@ -96,7 +96,7 @@ class Pacer:
         listener = Listener(len(words))
         for index, answer in enumerate(words):
             prompt = asked.prompts[index // asked.choices]
-            request = engines.Request(
+            request = job.Request(
                 request_id=str(next(self._ids)),
                 prompt_tokens=len(prompt) // kv_cache.TOKEN_BYTES,
                 output_tokens=len(answer),

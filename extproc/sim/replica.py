@@ -76,7 +76,12 @@ class Replica:
         return self._address
 
     async def start(self) -> None:
-        """Listens. Errors: OSError if the port is taken."""
+        """Listens. Errors: OSError if the port is taken.
+
+        A second start is a restart: same address, all counters 0, nothing cached.
+        """
+        self.engine = engines.Engine(self.engine.model)
+        self._identity = exposition.Identity(self.settings.model, time.time())
         self._pacer = pacer.Pacer(self.engine, self.settings.speed)
         self._runner = web.AppRunner(
             self._app(),
@@ -86,7 +91,8 @@ class Replica:
             shutdown_timeout=_STOP_TIMEOUT_S,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.settings.host, self.settings.port)
+        port = int(self._address.rpartition(":")[2]) if self._address else self.settings.port
+        site = web.TCPSite(self._runner, self.settings.host, port)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self._address = f"{host}:{port}"
@@ -98,6 +104,8 @@ class Replica:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        if self._pacer is not None:
+            self._pacer.stop()  # handlers that ended meanwhile have armed it again
 
     async def __aenter__(self) -> Self:
         await self.start()

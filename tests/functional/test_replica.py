@@ -24,7 +24,6 @@ from extproc.sim import performance, replica
 A100 = performance.PRESETS["codellama-13b-a100-40"]
 FAST = replica.Settings(speed=50.0)
 LONG = "A system prompt that every request of this test repeats. " * 60  # 855 tokens
-DATA = pathlib.Path(os.environ.get("KVRING_DATA", pathlib.Path(__file__).parents[2] / ".." / "shared"))
 
 
 @contextlib.asynccontextmanager
@@ -398,9 +397,9 @@ async def test_metrics_carry_vllms_names_and_agree_with_the_replies():
 
 
 async def test_metrics_are_a_part_of_what_a_real_vllm_exposes():
-    dump = DATA / "engine" / "metrics.txt"
+    dump = pathlib.Path(os.environ.get("KVRING_DATA", "")) / "engine" / "metrics.txt"
     if not dump.exists():
-        pytest.skip(f"KVRING_DATA has no {dump.name} of a real vLLM")
+        pytest.skip("KVRING_DATA names no directory with engine/metrics.txt, the dump of a real vLLM")
     real = {
         family.name: (family.type, {frozenset(sample.labels) for sample in family.samples})
         for family in parser.text_string_to_metric_families(dump.read_text())
@@ -504,9 +503,23 @@ async def test_stopping_cuts_open_answers_and_frees_the_port_at_once():
         with pytest.raises(aiohttp.ClientError):
             await response.read()
         assert server.engine.running == 0
-    port = int(server.address.rpartition(":")[2])
-    async with serving(dataclasses.replace(settings, port=port)) as (again, _):
-        assert again.address == server.address
+
+
+async def test_a_restart_keeps_the_address_and_loses_the_cache():
+    server = replica.Replica(A100, FAST)
+    seen = []
+    for _ in range(2):
+        await server.start()
+        async with aiohttp.ClientSession(f"http://{server.address}") as http:
+            for _ in range(2):
+                async with http.post("/v1/chat/completions", json={"messages": messages()}) as response:
+                    usage = (await response.json())["usage"]
+                    seen.append((server.address, usage["prompt_tokens_details"]["cached_tokens"] > 0))
+            async with http.get("/metrics") as response:
+                assert _samples(await response.text())["vllm:request_success_total", "length"] == 2
+        await server.stop()
+    assert [hit for _, hit in seen] == [False, True, False, True]
+    assert len({address for address, _ in seen}) == 1
 
 
 async def test_the_command_serves_several_replicas_until_it_is_told_to_stop():

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from extproc.sim import engine, kv_cache, performance
+from extproc.sim import engine, job, kv_cache, performance
 
 A100 = performance.PRESETS["codellama-13b-a100-40"]
 FP8 = performance.PRESETS["32b-fp8-h100"]
@@ -17,14 +17,14 @@ FP8 = performance.PRESETS["32b-fp8-h100"]
 
 def request(
     request_id: str, prompt_tokens: int, output_tokens: int = 1, *, seed: int = 0, **fields
-) -> engine.Request:
+) -> job.Request:
     """Requests of one seed share every prefix."""
     text = random.Random(seed).randbytes((prompt_tokens + output_tokens) * kv_cache.TOKEN_BYTES)
     hashes = kv_cache.chain(text, 16)
-    return engine.Request(request_id, prompt_tokens, output_tokens, hashes, **fields)
+    return job.Request(request_id, prompt_tokens, output_tokens, hashes, **fields)
 
 
-def finish(model: engine.Engine) -> list[engine.Token]:
+def finish(model: engine.Engine) -> list[job.Token]:
     """All tokens until the engine is idle."""
     tokens = []
     while model.next_step_at is not None:
@@ -32,7 +32,7 @@ def finish(model: engine.Engine) -> list[engine.Token]:
     return tokens
 
 
-def at(tokens: list[engine.Token], request_id: str) -> list[float]:
+def at(tokens: list[job.Token], request_id: str) -> list[float]:
     return [token.at for token in tokens if token.request_id == request_id]
 
 
@@ -87,7 +87,7 @@ class TestOneRequest:
         assert model.next_step_at == pytest.approx(5.0 + 0.002 + 1000 * 80e-6)
         assert model.advance(5.05) == []
         (token,) = finish(model)
-        assert token == engine.Token("a", pytest.approx(5.082), 0, True, 0)
+        assert token == job.Token("a", pytest.approx(5.082), 0, True, 0)
         assert model.next_step_at is None
         assert (model.running, model.waiting, model.kv_usage) == (0, 0, 0.0)
 
@@ -248,13 +248,13 @@ class TestAdmission:
 
     def test_a_request_that_never_fits_is_rejected(self):
         model = engine.Engine(A100)
-        assert model.submit(request("a", 11_000, 201), 0.0) is engine.Rejection.TOO_LONG
+        assert model.submit(request("a", 11_000, 201), 0.0) is job.Rejection.TOO_LONG
         assert model.submit(request("a", 11_000, 200), 0.0) is None
 
     def test_a_full_queue_rejects_by_count(self):
         model = engine.Engine(dataclasses.replace(A100, queued_requests_max=2))
         answers = [model.submit(request(f"r{index}", 1000, seed=index), 0.0) for index in range(5)]
-        assert answers == [None, None, None, *[engine.Rejection.QUEUED_REQUESTS] * 2]
+        assert answers == [None, None, None, *[job.Rejection.QUEUED_REQUESTS] * 2]
         assert model.tally.rejected == {"max_num_queued_reqs": 2}
         finish(model)
         assert model.tally.finished == 3
@@ -262,12 +262,12 @@ class TestAdmission:
     def test_a_full_queue_rejects_by_tokens(self):
         model = engine.Engine(dataclasses.replace(A100, queued_tokens_max=2500))
         answers = [model.submit(request(f"r{index}", 1000, seed=index), 0.0) for index in range(4)]
-        assert answers == [None, None, None, engine.Rejection.QUEUED_TOKENS]
+        assert answers == [None, None, None, job.Rejection.QUEUED_TOKENS]
 
     @pytest.mark.parametrize(("prompt_tokens", "output_tokens"), [(0, 1), (1, 0)])
     def test_a_request_without_tokens_is_an_error(self, prompt_tokens, output_tokens):
         with pytest.raises(ValueError, match="must be >= 1"):
-            engine.Engine(A100).submit(engine.Request("a", prompt_tokens, output_tokens, ()), 0.0)
+            engine.Engine(A100).submit(job.Request("a", prompt_tokens, output_tokens, ()), 0.0)
 
     def test_a_live_id_is_an_error(self):
         model = engine.Engine(A100)
@@ -424,7 +424,7 @@ def _article(*, sticky: bool) -> tuple[float, float, float]:
         count += 1
         sent[str(count)] = (user, now)
         target = engines[homes[prefix] if sticky else count % 8]
-        asked = engine.Request(str(count), len(text) // 4, 100, kv_cache.chain(text, 16))
+        asked = job.Request(str(count), len(text) // 4, 100, kv_cache.chain(text, 16))
         assert target.submit(asked, now) is None
     seen.sort()
     hits = sum(model.tally.prefix_hits for model in engines)
