@@ -220,6 +220,7 @@ class Exchange:
             case RequestBody():
                 return self._request_body(event, now, chance)
             case RequestTrailers():
+                self._request_ended = True
                 return [*self._flush(now, chance), Reply(Phase.REQUEST_TRAILERS)]
             case ResponseHeaders():
                 return [Reply(Phase.RESPONSE_HEADERS)]
@@ -234,9 +235,14 @@ class Exchange:
         """What to answer at `deadline_s`: choose by what came of the body, and let it pass."""
         return self._flush(now, chance)
 
-    def give_up(self, event: Event, now: float) -> list[Action]:
-        """What to answer to `event` after a fault in `receive`: no opinion, and everything passes."""
+    def give_up(self, event: Event | None, now: float) -> list[Action]:
+        """What to answer to `event` after a fault in `receive`: no opinion, and everything passes.
+
+        `event`: None after a fault in `expire`.
+        """
         self._passive = True
+        if event is None:
+            return self._flush(now, 0.0)
         if self._held and self._held[-1] is event:
             self._held.pop()
             self._request_ended = False  # the event comes again, and may be the last one
@@ -244,6 +250,7 @@ class Exchange:
 
     def close(self) -> None:
         """Release the lease. Repeating it has no effect."""
+        self._passive = True
         if self._lease is not None:
             self._lease.release()
 
@@ -311,6 +318,8 @@ class Exchange:
     def _choose(self, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float) -> Steer:
         if self._passive:
             return _NO_STEER
+        if isinstance(self.result, router.Choice):  # headers twice, against the protocol
+            return Steer(self.result.addresses)
         answer = self._router.choose(read, now, chance, self._headers.subset)
         if isinstance(answer, router.NoEndpoint):
             self.result = answer
