@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 
 from extproc import gateway
-from extproc.sim import demo, lag, live, report
+from extproc.sim import demo, live, report
 
 __all__ = ["add_arguments", "run"]
 
@@ -140,7 +140,7 @@ def _tell(result: report.Report, console: Console) -> None:
             console.print(
                 f"errors of {name}: {arm.errors_by_kind}", style="red", highlight=False, soft_wrap=True
             )
-    for warning in lag.warnings(result.machine):
+    for warning in report.doubts(result):
         console.print(f"Doubt the figures: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 

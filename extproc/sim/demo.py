@@ -71,9 +71,11 @@ async def measure(settings: Settings, console: Console) -> report.Report:
     Raises gateway.ChildError when a part cannot start or dies.
     """
     load = workload.Workload(settings.seed, settings.users)
-    async with _running(settings, console) as (arms, children):
+    async with _running(settings, console) as (envoy, children):
+        arms = {arm: envoy.url(arm) for arm in (report.BASELINE, report.CANDIDATE)}
         client = driver.Driver(arms, load, driver.Schedule(settings.duration_s, settings.speed))
         machine = await _drive(client, children, settings, console)
+        unsteered = sum((await envoy.stats("ext_proc.*failure_mode_allowed")).values())
     window = settings.window
     return report.Report(
         setup=report.Setup(
@@ -93,6 +95,7 @@ async def measure(settings: Settings, console: Console) -> report.Report:
             for name, samples in client.samples.items()
         },
         machine=machine,
+        unsteered=unsteered,
     )
 
 
@@ -119,8 +122,8 @@ def write(result: report.Report, directory: Path) -> str | None:
 @contextlib.asynccontextmanager
 async def _running(
     settings: Settings, console: Console
-) -> AsyncIterator[tuple[dict[str, str], list[gateway.Child]]]:
-    """Everything but the load: the URL of each arm, and the processes behind them."""
+) -> AsyncIterator[tuple[gateway.Envoy, list[gateway.Child]]]:
+    """Everything but the load: an Envoy with a door for each arm, and all processes."""
     async with contextlib.AsyncExitStack() as stack:
         console.print(
             f"Starting 2 x {settings.endpoints} simulated replicas ({PRESET}, {settings.speed:g}x real "
@@ -146,8 +149,7 @@ async def _running(
         config_path.write_text(yaml.safe_dump(_sidecar_config(settings, endpoints[1]), sort_keys=False))
         sidecar = await stack.enter_async_context(gateway.command(["serve", "--config", str(config_path)]))
         envoy = await stack.enter_async_context(gateway.envoy(_envoy_config(endpoints, sidecar)))
-        arms = {arm: envoy.url(arm) for arm in (report.BASELINE, report.CANDIDATE)}
-        yield arms, [*fleets, sidecar, envoy.process]
+        yield envoy, [*fleets, sidecar, envoy.process]
 
 
 def _fleet_words(settings: Settings) -> list[str]:

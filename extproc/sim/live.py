@@ -27,7 +27,7 @@ _NAMES = {report.BASELINE: "Envoy round robin", report.CANDIDATE: "kvring"}
 _REDRAW_S = 0.25
 _LINE_S = 5.0
 _NEWEST_SAMPLES = 400
-_BAR_COLUMNS = 44
+_BAR_COLUMNS = 34
 
 
 async def watch(console: Console, load: driver.Driver, duration_s: float, endpoint_count: int) -> None:
@@ -77,7 +77,9 @@ def _view(load: driver.Driver, duration_s: float, endpoint_count: int) -> Render
     note = (
         f"{done_s:.0f} of {duration_s:.0f} s of engine time; figures of the newest {_NEWEST_SAMPLES} requests"
     )
-    return Group(drawn, ProgressBar(duration_s, done_s, width=_BAR_COLUMNS), Text(note, style="dim"))
+    foot = Table.grid(padding=(0, 1))
+    foot.add_row(ProgressBar(duration_s, done_s, width=_BAR_COLUMNS), Text(note, style="dim"))
+    return Group(drawn, foot)
 
 
 def _line(load: driver.Driver, duration_s: float, endpoint_count: int) -> str:

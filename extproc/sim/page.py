@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from extproc.sim import lag, picture, report
+from extproc.sim import picture, report
 
 __all__ = ["render"]
 
@@ -68,7 +68,7 @@ def render(result: report.Report, svg: str | None) -> str:
     parts = [
         f"<h1>{_text(_headline(result))}</h1>",
         f'<p class="soft">{_text(intro)}</p>',
-        *(f'<p class="note">{_text(warning)}</p>' for warning in lag.warnings(result.machine)),
+        *(f'<p class="note">{_text(warning)}</p>' for warning in report.doubts(result)),
         f"<figure>{_inline(svg)}</figure>" if svg else "",
         "<h2>Figures</h2>",
         _table(result),

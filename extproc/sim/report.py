@@ -35,6 +35,7 @@ __all__ = [
     "affinity_hit",
     "arm_report",
     "claims",
+    "doubts",
     "month_usd",
     "percentile",
     "rows",
@@ -105,11 +106,16 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A finished run. `arms`: by name, the baseline first."""
+    """A finished run. `arms`: by name, the baseline first.
+
+    `unsteered`: requests of the whole run that were to be steered, but that Envoy balanced by itself since
+    kvring failed or did not answer in time.
+    """
 
     setup: Setup
     arms: dict[str, ArmReport]
     machine: lag.Machine
+    unsteered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +256,16 @@ def claims(arms: Mapping[str, ArmReport]) -> list[Claim]:
     ]
 
 
+def doubts(report: Report) -> list[str]:
+    """Why the figures may not show what routing does; empty when nothing is known against them."""
+    found = lag.warnings(report.machine)
+    if report.unsteered:
+        found.append(
+            f"kvring did not answer in time for {report.unsteered} requests, which Envoy balanced by itself"
+        )
+    return found
+
+
 def to_json(report: Report) -> dict[str, object]:
     """The report as JSON types: each arm under its name, then setup, machine, claims and warnings."""
     baseline = next(iter(report.arms.values()))
@@ -265,7 +281,8 @@ def to_json(report: Report) -> dict[str, object]:
     document["machine"] = asdict(report.machine)
     if {BASELINE, CANDIDATE} <= report.arms.keys():
         document["claims"] = [asdict(claim) for claim in claims(report.arms)]
-    document["warnings"] = lag.warnings(report.machine)
+    document["unsteered"] = report.unsteered
+    document["warnings"] = doubts(report)
     return document
 
 

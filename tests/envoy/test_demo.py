@@ -54,6 +54,7 @@ def test_a_short_demo_shows_more_cached_tokens_with_kvring_and_writes_its_result
         assert document[arm]["requests"] > 20
         assert set(document[arm]["requests_by_endpoint"]) <= {f"replica-{index}" for index in range(4)}
     assert document["kvring"]["engine_hit"] > document["round_robin"]["engine_hit"]
+    assert document["unsteered"] == 0
     assert document["setup"]["seed"] == 3
     assert sorted(path.name for path in folder.iterdir()) == [
         "index.html",

@@ -186,3 +186,10 @@ def test_the_table_compares_the_second_arm_with_the_first():
     arms = {"round_robin": _arm(ttft_p99_ms=4000.0), "kvring": _arm(ttft_p99_ms=1000.0)}
     row = next(row for row in report.rows(arms, 10.0) if row.label == "TTFT P99")
     assert row == report.Row("TTFT P99", ("4,000 ms", "1,000 ms"), "x0.25")
+
+
+def test_requests_that_kvring_did_not_steer_are_told():
+    arms = {name: report.arm_report([_sample()], WINDOW, 2) for name in ("round_robin", "kvring")}
+    document = report.to_json(report.Report(_setup(), arms, FINE, unsteered=17))
+    assert document["unsteered"] == 17
+    assert "17 requests" in document["warnings"][0]
