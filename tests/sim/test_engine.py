@@ -98,6 +98,13 @@ class TestOneRequest:
         assert model.tally.steps == 3
         assert token.at == pytest.approx(3 * 0.002 + 5000 * 80e-6)
 
+    def test_attention_of_a_cold_prompt_is_half_its_square_however_it_is_cut(self):
+        model = engine.Engine(FP8)
+        model.submit(request("a", 20_000), 0.0)
+        (token,) = finish(model)
+        assert model.tally.steps == 3
+        assert token.at == pytest.approx(3 * 0.002 + 20_000 * 80e-6 + 0.6e-9 * 20_000**2 / 2)
+
     def test_decoding_costs_a_step_a_token_and_its_context(self):
         model = engine.Engine(A100)
         model.submit(request("a", 1000, 3), 0.0)

@@ -211,6 +211,14 @@ def test_the_host_tier_is_bounded_and_keeps_roots_longest():
     assert cache.host_hashes == set(hashes[:2])
 
 
+def test_a_block_evicted_again_is_young_again_in_the_host_tier():
+    cache = kv_cache.KvCache(blocks=1, host_blocks=2)
+    a, b, c, d = (kv_cache.chain(tokens(16, seed), 16) for seed in range(4))
+    for hashes in (a, b, a, c, d):  # each evicts the one before; one block never hits
+        cache.release(compute(cache, hashes, 16, output_tokens=0))
+    assert cache.host_hashes == {*a, *c}
+
+
 @pytest.mark.parametrize(("blocks", "block_tokens", "host_blocks"), [(0, 16, 0), (1, 0, 0), (1, 16, -1)])
 def test_an_impossible_pool_is_refused(blocks, block_tokens, host_blocks):
     with pytest.raises(ValueError, match="must be"):
