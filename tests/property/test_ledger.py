@@ -1,0 +1,84 @@
+"""Any history of the ledger against a list of the open leases."""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc import ledger, pool
+
+NAMES = [pool.EndpointId(name) for name in ("a", "b", "c")]
+NAME = st.sampled_from(NAMES)
+RATE = 100.0
+
+STEP = st.one_of(
+    st.tuples(st.just("take"), NAME, st.integers(0, 500)),
+    st.tuples(st.just("prefilled"), st.integers(0, 30)),
+    st.tuples(st.just("release"), st.integers(0, 30)),
+    st.tuples(st.just("wait"), st.floats(0, 6)),
+    st.tuples(st.just("leave"), NAME),
+)
+
+
+@dataclass
+class Open:
+    """One lease as the model knows it: `life` tells an endpoint's lives apart."""
+
+    lease: ledger.Lease
+    life: tuple[pool.EndpointId, int]
+    tokens: int
+    open: bool = True
+    waiting: bool = True
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEP, max_size=40))
+def test_load_is_the_sum_over_open_leases_after_any_history(steps: list[tuple[object, ...]]) -> None:
+    book, now = ledger.Ledger(RATE), 0.0
+    lives = dict.fromkeys(NAMES, 0)
+    taken: list[Open] = []
+
+    def check() -> None:
+        for name in NAMES:
+            load = book.load(name, now)
+            alive = [one for one in taken if one.open and one.life == (name, lives[name])]
+            assert load.inflight == len(alive)
+            # What is still expected is the ledger's estimate; that it belongs to open leases is the law.
+            assert load.pending == sum(one.lease.tokens for one in alive)
+            assert all(one.lease.tokens in (0, one.tokens if one.waiting else 0) for one in alive)
+            assert all(one.lease.tokens == 0 for one in alive if one.lease.expected_s <= now)
+            assert load.work == load.pending + 512 * load.inflight
+        assert book.open_leases == sum(one.open for one in taken)
+
+    for step in steps:
+        match step:
+            case ("take", name, tokens):
+                lease = book.take(name, tokens, now)
+                assert lease.expected_s >= now + tokens / RATE
+                taken.append(Open(lease, (name, lives[name]), tokens))
+            case ("prefilled", index) if index < len(taken):
+                taken[index].lease.prefilled()
+                taken[index].waiting = False
+            case ("release", index) if index < len(taken):
+                taken[index].lease.release()
+                taken[index].open = False
+            case ("wait", seconds):
+                now += seconds
+            case ("leave", gone):
+                book.retain([name for name in NAMES if name != gone])
+                lives[gone] += 1
+        check()
+    for one in taken:
+        one.lease.release()
+        one.open = False
+    check()
+    assert all(book.load(name, now) == ledger.Load(0, 0) for name in NAMES)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=10))
+def test_pending_is_over_once_the_endpoint_could_have_prefilled_all(tokens: list[int]) -> None:
+    book = ledger.Ledger(RATE)
+    for count in tokens:
+        book.take(NAMES[0], count, 0.0)
+    assert book.load(NAMES[0], 0.0).pending == sum(tokens)
+    assert book.load(NAMES[0], sum(tokens) / RATE + 1e-6).pending == 0

@@ -1,0 +1,110 @@
+import pytest
+
+from extproc import ledger, pool
+
+A, B = pool.EndpointId("a"), pool.EndpointId("b")
+
+
+def test_lease_counts_at_once_and_not_after_its_release() -> None:
+    book = ledger.Ledger(1000)
+    lease = book.take(A, 300, 0.0)
+    assert book.load(A, 0.0) == ledger.Load(1, 300)
+    assert book.load(A, 0.0).work == 300 + 512
+    lease.release()
+    assert book.load(A, 0.0) == ledger.Load(0, 0)
+    assert book.open_leases == 0
+
+
+def test_second_release_has_no_effect() -> None:
+    book = ledger.Ledger(1000)
+    first, second = book.take(A, 300, 0.0), book.take(A, 200, 0.0)
+    first.release()
+    first.release()
+    assert book.load(A, 0.0) == ledger.Load(1, 200)
+    assert book.open_leases == 1
+    second.release()
+    assert book.load(A, 0.0) == ledger.Load(0, 0)
+
+
+def test_seen_prefill_ends_pending_and_not_the_request() -> None:
+    book = ledger.Ledger(1000)
+    lease = book.take(A, 300, 0.0)
+    lease.prefilled()
+    lease.prefilled()
+    assert book.load(A, 0.0) == ledger.Load(1, 0)
+    lease.release()
+    lease.prefilled()
+    assert book.load(A, 0.0) == ledger.Load(0, 0)
+
+
+def test_pending_falls_when_prefill_is_expected_to_be_over_one_after_the_other() -> None:
+    book = ledger.Ledger(1000)
+    book.take(A, 1000, 0.0)
+    book.take(A, 2000, 0.5)
+    assert book.load(A, 0.9).pending == 3000
+    assert book.load(A, 1.0).pending == 2000
+    assert book.load(A, 2.9).pending == 2000
+    assert book.load(A, 3.0) == ledger.Load(2, 0)
+
+
+def test_idle_endpoint_begins_prefill_at_once() -> None:
+    book = ledger.Ledger(1000)
+    book.take(A, 1000, 0.0)
+    book.take(A, 1000, 50.0)
+    assert book.load(A, 50.9).pending == 1000
+    assert book.load(A, 51.0).pending == 0
+
+
+def test_prefill_that_ended_early_hides_none_behind_it() -> None:
+    book = ledger.Ledger(1000)
+    book.take(A, 100_000, 0.0).prefilled()
+    book.take(A, 1000, 1.0)
+    assert book.load(A, 2.0) == ledger.Load(2, 0)
+
+
+def test_endpoint_that_rejoins_starts_clean_and_old_leases_end_harmlessly() -> None:
+    book = ledger.Ledger(1000)
+    old = [book.take(A, 100, 0.0) for _ in range(10)]
+    book.retain([B])
+    assert book.load(A, 0.0) == ledger.Load(0, 0)
+    new = book.take(A, 70, 0.0)
+    for lease in old:
+        lease.release()
+        assert book.load(A, 0.0) == ledger.Load(1, 70)
+    new.release()
+    assert book.load(A, 0.0) == ledger.Load(0, 0)
+    assert book.open_leases == 0
+
+
+def test_endpoint_that_stays_keeps_its_load() -> None:
+    book = ledger.Ledger(1000)
+    book.take(A, 100, 0.0)
+    book.retain([A, B])
+    assert book.load(A, 0.0).inflight == 1
+
+
+def test_endpoints_are_counted_apart() -> None:
+    book = ledger.Ledger(1000)
+    book.take(A, 100, 0.0)
+    assert book.load(B, 0.0) == ledger.Load(0, 0)
+
+
+def test_leases_are_counted_apart_though_equal() -> None:
+    book = ledger.Ledger(1000)
+    leases = [book.take(A, 5, 0.0) for _ in range(3)]
+    leases[1].release()
+    assert book.load(A, 0.0) == ledger.Load(2, 10)
+
+
+@pytest.mark.parametrize(
+    ("total", "endpoints", "expected"), [(0, 4, 100.0), (1000, 4, 500.0), (200, 4, 100.0), (200, 1, 400.0)]
+)
+def test_bound_is_the_floor_or_the_factor_times_the_mean(
+    total: float, endpoints: int, expected: float
+) -> None:
+    assert ledger.bound(total, endpoints, 2.0, 100.0) == expected
+
+
+def test_room_ends_at_the_bound() -> None:
+    assert ledger.has_room(99, 100)
+    assert not ledger.has_room(100, 100)
