@@ -127,24 +127,19 @@ class Server:
             self._metrics.streams_open.dec()
             self._metrics.streams.inc()
 
-    def _answer(self, opened: exchange.Exchange, event: exchange.Event) -> list[exchange.Action]:
-        """The actions for `event`, whatever happens."""
+    def _answer(self, opened: exchange.Exchange, event: exchange.Event | None) -> list[exchange.Action]:
+        """The actions for `event`, or for the deadline where it is None, whatever happens."""
         before = opened.result
         now = self._clock()
         try:
-            actions = opened.receive(event, now, self._chance())
+            chance = self._chance()
+            actions = opened.expire(now, chance) if event is None else opened.receive(event, now, chance)
         except Exception:  # noqa: BLE001  (the one place: see the head)
             self._metrics.fault.inc()
             _log.exception("no opinion: a fault while choosing")
             return opened.give_up(event, now)
-        if opened.result is not before:
+        if opened.result is not before:  # a deadline that comes too late chooses nothing
             self._record(opened, self._clock() - now)
-        return actions
-
-    def _expire(self, opened: exchange.Exchange) -> list[exchange.Action]:
-        now = self._clock()
-        actions = opened.expire(now, self._chance())
-        self._record(opened, self._clock() - now)
         return actions
 
     def _record(self, opened: exchange.Exchange, spent_s: float) -> None:
@@ -194,6 +189,8 @@ class _Stream:
             if self._expiring is not None:
                 await self._expiring  # its writes come first
             await self._write(server._answer(self._exchange, event))  # noqa: SLF001
+            if server._closing and self._exchange.can_end_early:  # noqa: SLF001
+                return  # chosen while draining: nobody else will end it
             self._set_timer()
 
     def cancel_timer(self) -> None:
@@ -219,7 +216,7 @@ class _Stream:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        actions = self._server._expire(self._exchange)  # noqa: SLF001
+        actions = self._server._answer(self._exchange, None)  # noqa: SLF001
         self._expiring = asyncio.get_running_loop().create_task(self._write(actions))
 
 
