@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from extproc.sim import kv_cache, template
+from extproc.sim import kv_cache, messages, template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,7 @@ class Kind(enum.Enum):
 
     CHAT = "chatcmpl"
     COMPLETION = "cmpl"
+    MESSAGES = "msg"  # Anthropic's
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,11 @@ def parse(kind: Kind, raw: bytes, served: Served) -> Call:
     """The call in a request body. Errors: CallError, status 400 or 404."""
     body = _decode(raw)
     adapter = _adapter(body, served)
-    prompts = (_chat(body),) if kind is Kind.CHAT else _prompts(body)
+    if kind is Kind.MESSAGES:
+        if body.get("max_tokens") is None:
+            raise _invalid("max_tokens: Field required", "max_tokens")
+        body = messages.translate(body)
+    prompts = _prompts(body) if kind is Kind.COMPLETION else (_chat(body),)
     stream = body.get("stream") or False
     options = body.get("stream_options")
     if options is not None and not (stream and isinstance(options, dict)):
@@ -82,7 +87,7 @@ def parse(kind: Kind, raw: bytes, served: Served) -> Call:
     salt = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt):
         raise _invalid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
-    choices = _count(body, "n", 1, _CHOICES_MAX)
+    choices = 1 if kind is Kind.MESSAGES else _count(body, "n", 1, _CHOICES_MAX)
     prompt_tokens = max(len(prompt) // kv_cache.TOKEN_BYTES for prompt in prompts)
     return Call(
         kind=kind,
@@ -98,10 +103,15 @@ def parse(kind: Kind, raw: bytes, served: Served) -> Call:
     )
 
 
-def tokenize(raw: bytes, served: Served) -> list[int]:
-    """Token ids of a `/tokenize` body, which has messages or a prompt. Errors: CallError, 400 or 404."""
+def tokenize(kind: Kind, raw: bytes, served: Served) -> list[int]:
+    """Token ids of a body that has messages (kind: chat or Anthropic's) or a prompt.
+
+    Errors: CallError, status 400 or 404.
+    """
     body = _decode(raw)
     _adapter(body, served)
+    if kind is Kind.MESSAGES:
+        body = messages.translate(body)
     if "messages" in body:
         tokens = _chat(body)
     elif isinstance(body.get("prompt"), str):
@@ -132,10 +142,10 @@ def _adapter(body: dict[str, Any], served: Served) -> str:
 
 
 def _chat(body: dict[str, Any]) -> bytes:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    turns = body.get("messages")
+    if not isinstance(turns, list) or not turns:
         raise _invalid("Field required: a list of messages", "messages")
-    for message in messages:
+    for message in turns:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise _invalid("Each message must be an object with a role", "messages")
         if not isinstance(message.get("content"), (str, list, type(None))):
@@ -144,7 +154,7 @@ def _chat(body: dict[str, Any]) -> bytes:
             raise _invalid("A message's tool_calls must be a list", "messages")
     if not isinstance(body.get("tools"), (list, type(None))):
         raise _invalid("Must be a list of tools", "tools")
-    return template.render(body, messages)
+    return template.render(body, turns)
 
 
 def _prompts(body: dict[str, Any]) -> tuple[bytes, ...]:
@@ -176,7 +186,7 @@ def _output_tokens(kind: Kind, body: dict[str, Any], prompt_tokens: int, context
     room = context_tokens - prompt_tokens
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     if room < 1 or body.get(name) is None:
-        default = _CHAT_OUTPUT_TOKENS if kind is Kind.CHAT else _COMPLETION_OUTPUT_TOKENS
+        default = _COMPLETION_OUTPUT_TOKENS if kind is Kind.COMPLETION else _CHAT_OUTPUT_TOKENS
         asked = min(default, max(room, 1))
     else:
         asked = _count(body, name, 1, None)

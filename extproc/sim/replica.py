@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import http
-import re
 import time
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +20,7 @@ import msgspec
 from aiohttp import typedefs, web
 
 from extproc import __version__
-from extproc.sim import answer, call, exposition, kv_cache, pacer, reply
+from extproc.sim import answer, call, delivery, exposition, messages, pacer, reply
 from extproc.sim import engine as engines
 
 if TYPE_CHECKING:
@@ -34,7 +32,6 @@ __all__ = ["Replica", "Settings"]
 
 _BODY_BYTES_MAX = 64 * 2**20
 _STOP_TIMEOUT_S = 0.1
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +125,8 @@ class Replica:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completions),
+                web.post("/v1/messages", self._messages),
+                web.post("/v1/messages/count_tokens", self._count_tokens),
                 web.post("/tokenize", self._tokenize),
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
                 web.get("/v1/models", self._models),
@@ -147,6 +146,9 @@ class Replica:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, call.Kind.COMPLETION)
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, call.Kind.MESSAGES)
+
     async def _answer(self, request: web.Request, kind: call.Kind) -> web.StreamResponse:
         raw = await request.read()
         fault = self._fault(request)
@@ -160,16 +162,11 @@ class Replica:
         ]
         listener = self._clock.submit(asked, words)
         if listener is None:
-            return await _reject(request, asked)
+            return await delivery.reject(request, asked)
         try:
-            if asked.stream:
-                return await _stream(request, asked, words, listener)
-            while listener.open:
-                await listener.wait()
+            return await delivery.deliver(request, asked, words, listener)
         finally:
             self._clock.drop(listener)
-        usage = _usage(asked, words, listener)
-        return _json(reply.complete(asked, _reply_id(request, kind), int(time.time()), words, usage))
 
     def _fault(self, request: web.Request) -> web.Response | None:
         """The failure a test asked for, before any work."""
@@ -185,7 +182,7 @@ class Replica:
         return None
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        tokens = call.tokenize(await request.read(), self.served)
+        tokens = call.tokenize(call.Kind.CHAT, await request.read(), self.served)
         fields = {
             "count": len(tokens),
             "max_model_len": self.served.context_tokens,
@@ -193,6 +190,10 @@ class Replica:
             "token_strs": None,
         }
         return _json(msgspec.json.encode(fields))
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        tokens = call.tokenize(call.Kind.MESSAGES, await request.read(), self.served)
+        return _json(msgspec.json.encode({"input_tokens": len(tokens)}))
 
     async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
         self._clock.catch_up()
@@ -252,68 +253,14 @@ async def _errors(request: web.Request, handler: typedefs.Handler) -> web.Stream
     try:
         return await handler(request)
     except call.CallError as error:
+        if request.path.startswith("/v1/messages"):
+            return _json(messages.error("invalid_request_error", error.message), error.status)
         return _json(reply.error(error.status, error.kind, error.message, error.param), error.status)
     except web.HTTPException as error:
         response = _json(reply.error(error.status, error.reason, error.reason), error.status)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
-
-
-async def _reject(request: web.Request, asked: call.Call) -> web.StreamResponse:
-    """Overload. A stream has its HTTP status sent before the engine is asked, hence 200."""
-    text = "The server is overloaded: the queue is full."
-    if not asked.stream:
-        return _json(reply.error(503, "ServiceUnavailableError", text), 503)
-    response = await _open_stream(request)
-    await response.write(reply.error_event(503, "ServiceUnavailableError", text))
-    await response.write_eof()
-    return response
-
-
-async def _stream(
-    request: web.Request, asked: call.Call, words: list[list[bytes]], listener: pacer.Listener
-) -> web.StreamResponse:
-    reply_id, created = _reply_id(request, asked.kind), int(time.time())
-    response = await _open_stream(request)
-    events = [reply.Events(asked, reply_id, created, index, made) for index, made in enumerate(words)]
-    sent = [0] * len(words)
-    while True:
-        if sent == listener.made:
-            await listener.wait()
-        made = listener.made.copy()
-        data = b"".join([e.between(a, b) for e, a, b in zip(events, sent, made, strict=True)])
-        sent = made
-        if not listener.open:
-            break
-        await response.write(data)
-    if asked.usage_in_stream:
-        data += reply.usage_event(asked, reply_id, created, _usage(asked, words, listener))
-    await response.write(data + reply.DONE)
-    await response.write_eof()
-    return response
-
-
-def _reply_id(request: web.Request, kind: call.Kind) -> str:
-    """The client's x-request-id, as in vLLM, or a random one."""
-    given = request.headers.get("x-request-id", "")
-    return f"{kind.value}-{given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex}"
-
-
-def _usage(asked: call.Call, words: list[list[bytes]], listener: pacer.Listener) -> reply.Usage:
-    prompt_bytes = sum(len(prompt) for prompt in asked.prompts) * asked.choices
-    return reply.Usage(
-        prompt_tokens=prompt_bytes // kv_cache.TOKEN_BYTES,
-        completion_tokens=asked.output_tokens * len(words),
-        cached_tokens=listener.cached_tokens,
-    )
-
-
-async def _open_stream(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-    response.enable_chunked_encoding()
-    await response.prepare(request)
-    return response
 
 
 def _json(body: bytes, status: int = 200) -> web.Response:

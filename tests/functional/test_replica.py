@@ -15,6 +15,7 @@ import sys
 import time
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 from prometheus_client import parser
@@ -178,6 +179,119 @@ async def test_a_completion_stream_yields_text_and_the_default_of_16_tokens():
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+@contextlib.asynccontextmanager
+async def anthropic_sdk(settings: replica.Settings = FAST, **limits):
+    """A replica and an Anthropic client of it."""
+    async with (
+        replica.Replica(dataclasses.replace(A100, **limits), settings) as server,
+        anthropic.AsyncAnthropic(
+            base_url=f"http://{server.address}", api_key="none", max_retries=0
+        ) as client,
+    ):
+        yield server, client
+
+
+def anthropic_body(*turns: str, **fields):
+    """A body whose turns alternate, beginning with the user's."""
+    roles = ("user", "assistant")
+    return {
+        "model": "codellama-13b",
+        "max_tokens": 12,
+        "system": [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": roles[index % 2], "content": text} for index, text in enumerate(turns)],
+        **fields,
+    }
+
+
+async def test_the_anthropic_sdk_gets_answers_and_the_split_of_cached_tokens():
+    async with anthropic_sdk() as (_, client):
+        body = anthropic_body("one")
+        count = await client.messages.count_tokens(**{k: v for k, v in body.items() if k != "max_tokens"})
+        cold, warm = [await client.messages.create(**body) for _ in range(2)]
+    assert len(cold.content[0].text) == 12 * 4
+    assert cold.content[0].text == warm.content[0].text
+    assert (cold.stop_reason, cold.role, cold.usage.output_tokens) == ("max_tokens", "assistant", 12)
+    assert (cold.usage.input_tokens, cold.usage.cache_read_input_tokens) == (count.input_tokens, 0)
+    assert warm.usage.cache_read_input_tokens == (count.input_tokens - 1) // 16 * 16
+    assert warm.usage.input_tokens == count.input_tokens - warm.usage.cache_read_input_tokens
+
+
+async def test_an_anthropic_stream_begins_with_the_total_and_ends_with_the_split():
+    async with anthropic_sdk() as (_, client):
+        whole = await client.messages.create(**anthropic_body("one"))
+        events = [event async for event in await client.messages.create(**anthropic_body("one"), stream=True)]
+    assert [event.type for event in events] == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * 12,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert "".join(event.delta.text for event in events[2:14]) == whole.content[0].text
+    usage = events[-2].usage
+    assert events[0].message.usage.input_tokens == whole.usage.input_tokens
+    assert usage.input_tokens + usage.cache_read_input_tokens == whole.usage.input_tokens
+    assert usage.cache_read_input_tokens > 800
+
+
+async def test_an_anthropic_prompt_and_the_chat_prompt_it_means_share_the_cache():
+    tools = [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}]
+    turns = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "where?", "cache_control": {"type": "ephemeral"}}],
+        },
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "there " * 40}]},
+    ]
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=abc"}
+    function = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
+    chat = [
+        {"role": "system", "content": LONG},
+        {"role": "user", "content": "where?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "x", "type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "x", "content": "there " * 40},
+    ]
+    async with serving() as (_, http):
+        body = anthropic_body(tools=tools, messages=turns)
+        body["system"] = [billing, *body["system"]]
+        async with http.post("/v1/messages", json=body) as response:
+            total = (await response.json())["usage"]["input_tokens"]
+        body = {"messages": chat, "tools": [{"type": "function", "function": function}]}
+        async with http.post("/v1/chat/completions", json=body) as response:
+            usage = (await response.json())["usage"]
+    assert usage["prompt_tokens"] == total
+    assert usage["prompt_tokens_details"]["cached_tokens"] == (total - 1) // 16 * 16
+
+
+async def test_anthropic_errors_have_anthropics_shape():
+    async with anthropic_sdk(replica.Settings(speed=0.1), queued_requests_max=1) as (server, client):
+        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+            await client.messages.create(**anthropic_body("one", model="other"))
+        with pytest.raises(anthropic.BadRequestError):
+            await client.messages.create(**anthropic_body())
+        waiting = [asyncio.create_task(client.messages.create(**anthropic_body("a"))) for _ in range(2)]
+        await until(lambda: server.engine.waiting == 1)
+        with pytest.raises(anthropic.InternalServerError) as plain:
+            await client.messages.create(**anthropic_body("one"))
+        assert plain.value.status_code == 503
+        with pytest.raises(anthropic.APIStatusError, match="overloaded"):
+            [event async for event in await client.messages.create(**anthropic_body("one"), stream=True)]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_models_lists_the_model_and_its_adapters():
     async with sdk(dataclasses.replace(FAST, adapters=("sql",))) as (_, client):
         models = [model async for model in client.models.list()]
@@ -235,6 +349,7 @@ async def test_tokens_of_tokenize_give_the_same_prompt_to_the_cache():
         ("completions", b'{"prompt":[1,-2]}', 400, "BadRequestError"),
         ("completions", b'{"prompt":[1.5]}', 400, "BadRequestError"),
         ("completions", b'{"prompt":"x","n":0}', 400, "BadRequestError"),
+        ("tokenize", b"{}", 404, "Not Found"),
         ("completions", b'{"prompt":"x","model":"gpt-nothing"}', 404, "NotFoundError"),
         ("nowhere", b"{}", 404, "Not Found"),
         ("models", b"{}", 405, "Method Not Allowed"),
