@@ -98,8 +98,8 @@ class Anchors:
             child.count += 1
             common = _common(child.hashes, hashes, position)
             position += common
-            if common < len(child.hashes) and position < len(hashes):
-                self._split(child, common)
+            if common < len(child.hashes):
+                self._split(child, common)  # so that an edge has one share, and requests end at ends
             edge = child
         edge.ended += 1
         edge.grows = False
@@ -122,8 +122,10 @@ class Anchors:
         if self._halved_s is None:
             self._halved_s = now
         if now - self._halved_s >= self._half_life_s:
+            halvings = int((now - self._halved_s) / self._half_life_s)
             self._halved_s = now
-            self._halve()
+            for _ in range(min(halvings, 64)):  # by then any count is below one
+                self._halve()
         while self._edges > self._edges_max - 2:  # one request adds two edges at most
             self._halve()
 
