@@ -1,0 +1,88 @@
+"""Residency against a model that says it in the plainest way: whole paths, stamps on every block."""
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from extproc import chain, pool, residency
+
+A = pool.EndpointId("a")
+IDLE_S = 10.0
+
+
+class Naive:
+    """Blocks are their paths; using a path stamps all of it; the least recent, then deepest leaf leaves."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used_s: dict[str, float] = {}
+
+    def expire(self, now: float) -> None:
+        self.used_s = {path: at for path, at in self.used_s.items() if at >= now - IDLE_S}
+
+    def add(self, text: str, now: float) -> None:
+        self.expire(now)
+        for depth in range(1, min(len(text), self.capacity) + 1):
+            self.used_s[text[:depth]] = now
+        while len(self.used_s) > self.capacity:
+            leaves = [p for p in self.used_s if not any(q != p and q.startswith(p) for q in self.used_s)]
+            worst = min(leaves, key=lambda p: (self.used_s[p], -len(p), key_of(p)))
+            del self.used_s[worst]
+
+    def held(self, text: str, now: float) -> int:
+        self.expire(now)
+        depth = 0
+        while depth < len(text) and text[: depth + 1] in self.used_s:
+            depth += 1
+        return depth
+
+
+def blocks(text: str) -> chain.Chain:
+    return chain.build(1, text.encode(), 1, 999)
+
+
+def key_of(path: str) -> int:
+    return blocks(path).hashes[-1]
+
+
+TEXT = st.text("ab", max_size=6)
+STEPS = st.lists(st.tuples(TEXT, st.sampled_from([0.0, 0.5, 3.0, 11.0])), max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 8), STEPS)
+@example(3, [("abb", 0.0), ("ab", 3.0), ("b", 3.0), ("abb", 3.0)])
+def test_match_equals_that_of_the_naive_model_after_any_history(
+    capacity: int, steps: list[tuple[str, float]]
+) -> None:
+    cache = residency.Residency(residency.Capacity(capacity), IDLE_S)
+    naive = Naive(capacity)
+    now = 0.0
+    texts = [text for text, _ in steps]
+    for text, wait_s in steps:
+        now += wait_s
+        cache.add(A, blocks(text), now)
+        naive.add(text, now)
+        assert cache.blocks(A) <= capacity
+        for asked in texts:
+            assert cache.match(A, blocks(asked), now).gpu_blocks == naive.held(asked, now), (asked, now)
+        assert cache.blocks(A) == len(naive.used_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 8), st.integers(0, 8), STEPS)
+def test_tree_is_bounded_and_always_whole_starts(
+    capacity: int, more: int, steps: list[tuple[str, float]]
+) -> None:
+    cache = residency.Residency(residency.Capacity(capacity, capacity + more), IDLE_S)
+    now = 0.0
+    for text, wait_s in steps:
+        now += wait_s
+        cache.add(A, blocks(text), now)
+        match = cache.match(A, blocks(text), now)
+        assert match.gpu_blocks <= match.any_blocks <= len(text)
+        for trees, limit in ((cache._gpu, capacity), (cache._host, capacity + more)):
+            nodes = trees[A]._nodes if A in trees else {}
+            assert len(nodes) <= limit
+            assert all(
+                node.parent is None or nodes.get(node.parent.block) is node.parent for node in nodes.values()
+            )

@@ -1,0 +1,133 @@
+from extproc import chain, pool, residency
+
+A, B = pool.EndpointId("a"), pool.EndpointId("b")
+
+
+def blocks(text: str) -> chain.Chain:
+    """One block a letter."""
+    return chain.build(7, text.encode(), 1, 1 << 20)
+
+
+def held(of: residency.Residency, text: str, now: float = 0.0) -> int:
+    return of.match(A, blocks(text), now).gpu_blocks
+
+
+def of_blocks(gpu: int, host: int = 0, external: int = 0, idle_s: float = 100.0) -> residency.Residency:
+    return residency.Residency(residency.Capacity(gpu, host, external), idle_s)
+
+
+def test_sent_prompt_is_held_from_its_start() -> None:
+    cache = of_blocks(10)
+    cache.add(A, blocks("abcd"), 0.0)
+    assert held(cache, "abcd") == 4
+    assert held(cache, "abxd") == 2
+    assert held(cache, "abcdef") == 4
+    assert held(cache, "ab") == 2
+    assert held(cache, "xbcd") == 0
+    assert held(cache, "") == 0
+
+
+def test_endpoints_hold_what_they_were_sent_and_no_more() -> None:
+    cache = of_blocks(10)
+    cache.add(A, blocks("abcd"), 0.0)
+    assert cache.match(B, blocks("abcd"), 0.0) == residency.Match(0, 0)
+    assert (cache.blocks(A), cache.blocks(B)) == (4, 0)
+
+
+def test_deepest_blocks_leave_first() -> None:
+    cache = of_blocks(6)
+    cache.add(A, blocks("abcd"), 0.0)
+    cache.add(A, blocks("xyz"), 1.0)
+    assert held(cache, "abcd", 1.0) == 3
+    assert held(cache, "xyz", 1.0) == 3
+
+
+def test_least_recently_used_path_leaves_first() -> None:
+    cache = of_blocks(6)
+    cache.add(A, blocks("abc"), 0.0)
+    cache.add(A, blocks("xyz"), 1.0)
+    cache.add(A, blocks("abc"), 2.0)
+    cache.add(A, blocks("kl"), 3.0)
+    assert [held(cache, text, 3.0) for text in ("abc", "xyz", "kl")] == [3, 1, 2]
+
+
+def test_shared_start_outlives_each_of_its_ends() -> None:
+    cache = of_blocks(6)
+    for at, text in enumerate(("abc1", "abc2", "abc3", "abc4", "abc5", "abc6")):
+        cache.add(A, blocks(text), float(at))
+    assert held(cache, "abc", 5.0) == 3
+    assert [held(cache, f"abc{i}", 5.0) for i in range(1, 7)] == [3, 3, 3, 4, 4, 4]
+
+
+def test_prompt_longer_than_the_capacity_is_held_up_to_it() -> None:
+    cache = of_blocks(3)
+    cache.add(A, blocks("abcdef"), 0.0)
+    assert held(cache, "abcdef") == 3
+    assert cache.blocks(A) == 3
+
+
+def test_nothing_is_held_without_capacity() -> None:
+    cache = of_blocks(0)
+    cache.add(A, blocks("abc"), 0.0)
+    assert held(cache, "abc") == 0
+
+
+def test_idle_blocks_expire() -> None:
+    cache = of_blocks(10, idle_s=180.0)
+    cache.add(A, blocks("abc"), 0.0)
+    cache.add(A, blocks("ab"), 100.0)
+    assert held(cache, "abc", 180.0) == 3
+    assert held(cache, "abc", 181.0) == 2
+    assert held(cache, "abc", 281.0) == 0
+    assert cache.blocks(A) == 0
+
+
+def test_asking_is_no_use() -> None:
+    cache = of_blocks(10, idle_s=180.0)
+    cache.add(A, blocks("abc"), 0.0)
+    held(cache, "abc", 170.0)
+    assert held(cache, "abc", 181.0) == 0
+
+
+def test_host_tier_holds_what_the_gpu_tier_lost() -> None:
+    cache = of_blocks(2, host=6)
+    cache.add(A, blocks("ab"), 0.0)
+    cache.add(A, blocks("xy"), 1.0)
+    assert cache.match(A, blocks("ab"), 1.0) == residency.Match(0, 2)
+    assert cache.match(A, blocks("xy"), 1.0) == residency.Match(2, 2)
+
+
+def test_external_tier_is_shared_and_survives_a_restart() -> None:
+    cache = of_blocks(4, host=8, external=8)
+    cache.add(A, blocks("ab"), 0.0)
+    assert cache.match(B, blocks("ab"), 0.0) == residency.Match(0, 2)
+    cache.forget(A)
+    assert cache.match(A, blocks("ab"), 0.0) == residency.Match(0, 2)
+
+
+def test_restart_drops_gpu_and_host_tiers_of_that_endpoint_only() -> None:
+    cache = of_blocks(4, host=8)
+    cache.add(A, blocks("ab"), 0.0)
+    cache.add(B, blocks("ab"), 0.0)
+    cache.forget(A)
+    assert cache.match(A, blocks("ab"), 0.0) == residency.Match(0, 0)
+    assert cache.match(B, blocks("ab"), 0.0) == residency.Match(2, 2)
+
+
+def test_endpoint_that_left_comes_back_empty() -> None:
+    cache = of_blocks(4)
+    cache.add(A, blocks("ab"), 0.0)
+    cache.add(B, blocks("ab"), 0.0)
+    cache.retain([B])
+    assert cache.match(A, blocks("ab"), 0.0).gpu_blocks == 0
+    assert cache.match(B, blocks("ab"), 0.0).gpu_blocks == 2
+
+
+def test_memory_is_flat_over_1e5_distinct_prompts() -> None:
+    cache = of_blocks(500, idle_s=50.0)
+    for number in range(100_000):
+        cache.add(A, chain.Chain((number % 37, 10**6 + number, 10**9 + number), 0), number / 1000)
+        if not number % 1000:
+            tree = cache._gpu[A]
+            assert len(tree._leaves) <= len(tree._nodes) <= 500
+    assert cache.blocks(A) == 500
