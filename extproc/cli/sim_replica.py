@@ -69,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
 def _replicas(args: argparse.Namespace) -> list[replica.Replica]:
     if not 1 <= args.count <= _COUNT_MAX:
         raise ValueError(f"--count is {args.count}, must be 1 to {_COUNT_MAX}")
+    if not 0 <= args.port <= 65_536 - args.count:
+        raise ValueError(
+            f"--port is {args.port}, must be 0 to {65_536 - args.count} with {args.count} replicas"
+        )
     preset = performance.PRESETS[args.preset]
     model = dataclasses.replace(
         preset,

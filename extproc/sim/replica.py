@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import http
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -56,8 +57,8 @@ class Replica:
 
     def __init__(self, model: performance.Performance, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        if self.settings.speed <= 0:
-            raise ValueError(f"speed is {self.settings.speed}, must be > 0")
+        if not 0 < self.settings.speed < math.inf:
+            raise ValueError(f"speed is {self.settings.speed}, must be finite and > 0")
         self.engine = engines.Engine(model)
         self.served = call.Served(
             self.settings.model, model.blocks * model.block_tokens, self.settings.adapters

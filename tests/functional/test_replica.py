@@ -660,7 +660,9 @@ async def test_the_command_serves_several_replicas_until_it_is_told_to_stop():
             await process.wait()
 
 
-@pytest.mark.parametrize("arguments", [("--count", "0"), ("--speed", "0"), ("--kv-tokens", "3")])
+@pytest.mark.parametrize(
+    "arguments", [("--count", "0"), ("--speed", "nan"), ("--kv-tokens", "3"), ("--port", "65536")]
+)
 async def test_the_command_refuses_bad_values_with_their_name(arguments):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "extproc", "sim-replica", *arguments), stderr=asyncio.subprocess.PIPE
