@@ -106,7 +106,7 @@ class _Asked:
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
-    __slots__ = ("_anchors", "_turn", "ledger", "pool", "residency", "ring", "settings")
+    __slots__ = ("_anchors", "_turns", "ledger", "pool", "residency", "ring", "settings")
 
     def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
         """Start with empty state over `pool`."""
@@ -116,7 +116,7 @@ class Router:
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s)
         self.residency = _residency.Residency(_capacity(settings), settings.residency_idle_s)
         self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
-        self._turn = 0
+        self._turns = dict.fromkeys(_policy.POLICIES, 0)
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
@@ -169,18 +169,21 @@ class Router:
         chain, anchor, tokens = asked.chain, asked.anchor, asked.tokens
         candidates = [self._candidate(endpoint, chain, now) for endpoint in endpoints]
 
-        def ring_order() -> Iterator[int]:
-            if anchor is None:
-                return iter(range(len(endpoints)))
-            position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-            return (position[name] for name in self.ring.order(anchor.key, position.keys()))
-
         name = self.settings.policy
         if chain is None and name not in _CHAINLESS:
             name = "least_load"
-        question = _policy.Question(candidates, tokens, ring_order, self.settings.limits, self._turn, chance)
+        # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
+        turn = self._turns[name]
+        self._turns[name] += 1
+
+        def ring_order() -> Iterator[int]:
+            if anchor is None:
+                return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
+            position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
+            return (position[name] for name in self.ring.order(anchor.key, position.keys()))
+
+        question = _policy.Question(candidates, tokens, ring_order, self.settings.limits, turn, chance)
         pick = _policy.POLICIES[name](question)
-        self._turn += 1
         chosen = candidates[pick.index]
         uncached = max(round(tokens - chosen.cached_tokens), 0)
         lease = self.ledger.take(chosen.endpoint.id, uncached, now)

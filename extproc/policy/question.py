@@ -60,7 +60,7 @@ class RingOrder(Protocol):
 class Question(msgspec.Struct, frozen=True):
     """One decision to make: which of `candidates` (at least one) takes a prompt of `prompt_tokens`?
 
-    `turn` counts decisions [0, 1, ...]; `chance` is uniform in [0, 1).
+    `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1).
     """
 
     candidates: Sequence[Candidate]
