@@ -1,0 +1,161 @@
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from extproc import policy, pool
+from extproc.policy import cost, ring
+
+LIMITS = policy.Limits(factor=2.0, floor_tokens=1000.0)
+
+
+def candidate(
+    number: int, inflight: int = 0, pending: int = 0, cached: float = 0.0, kv_usage: float | None = None
+) -> policy.Candidate:
+    endpoint = pool.Endpoint(pool.EndpointId(f"e{number}"), f"10.0.0.{number}:80")
+    return policy.Candidate(endpoint, inflight, pending, cached, kv_usage)
+
+
+def ask(
+    name: str,
+    candidates: Sequence[policy.Candidate],
+    prompt_tokens: float = 1000.0,
+    order: Sequence[int] | None = None,
+    limits: policy.Limits = LIMITS,
+    turn: int = 0,
+    chance: float = 0.0,
+) -> policy.Pick:
+    def ring_order() -> Iterator[int]:
+        return iter(range(len(candidates)) if order is None else order)
+
+    question = policy.Question(candidates, prompt_tokens, ring_order, limits, turn, chance)
+    return policy.POLICIES[name](question)
+
+
+def loaded(*pending: int) -> list[policy.Candidate]:
+    return [candidate(i, 1 if tokens else 0, tokens) for i, tokens in enumerate(pending)]
+
+
+IDLE = [candidate(i) for i in range(4)]
+
+
+@pytest.mark.parametrize("name", ["cost", "ring"])
+def test_cold_prompt_on_an_idle_pool_goes_home(name: str) -> None:
+    for order in itertools.permutations(range(4)):
+        pick = ask(name, IDLE, order=order)
+        assert (pick.index, pick.reason, pick.ring_steps) == (order[0], policy.Reason.HOME, 0)
+
+
+def test_ring_stays_home_below_the_bound_whatever_the_others_hold() -> None:
+    assert ask("ring", loaded(400, 0, 0, 0)).reason is policy.Reason.HOME
+
+
+def test_ring_passes_over_all_that_are_at_the_bound() -> None:
+    pick = ask("ring", loaded(9000, 9000, 0, 9000), order=[0, 3, 2, 1], limits=policy.Limits(1.1, 0.0))
+    assert (pick.index, pick.reason, pick.ring_steps) == (2, policy.Reason.OVERFLOW, 2)
+
+
+def test_ring_bound_counts_the_request_to_place() -> None:
+    # Work 2512 of the home against 2 * (2512 + 1000 + 512) / 4 = 2012.
+    assert ask("ring", loaded(2000, 0, 0, 0)).index == 1
+    # A longer prompt raises the mean: 2 * (2512 + 6000 + 512) / 4 = 4512.
+    assert ask("ring", loaded(2000, 0, 0, 0), prompt_tokens=6000).index == 0
+
+
+def test_ring_bound_counts_only_what_is_not_cached_anywhere() -> None:
+    warm = [candidate(0, 1, 2000), *(candidate(i, cached=6000.0) for i in (1, 2, 3))]
+    assert ask("ring", warm, prompt_tokens=6000).index == 1
+
+
+@pytest.mark.parametrize("load", [(5000,) * 4, (5000, 5000, 5000, 4999), (10**9, 0, 0, 0)])
+def test_ring_always_finds_room(load: tuple[int, ...]) -> None:
+    pick = ask("ring", loaded(*load), prompt_tokens=0, limits=policy.Limits(1.01, 0.0))
+    assert loaded(*load)[pick.index].work < 1.01 * (sum(c.work for c in loaded(*load)) + 512) / 4
+
+
+def test_cost_goes_where_the_prompt_is_cached() -> None:
+    pick = ask("cost", [*IDLE[:3], candidate(3, cached=900.0)])
+    assert (pick.index, pick.reason, pick.ring_steps) == (3, policy.Reason.WARM, 3)
+
+
+def test_cost_keeps_affinity_with_3_at_home_and_1_elsewhere() -> None:
+    candidates = [candidate(0, 3, cached=8000.0), *(candidate(i, 1) for i in (1, 2, 3))]
+    assert ask("cost", candidates, prompt_tokens=8000).reason is policy.Reason.HOME
+
+
+def test_cost_leaves_a_warm_endpoint_when_waiting_there_costs_more() -> None:
+    busy = candidate(0, 1, pending=2600, cached=1000.0)
+    assert ask("cost", [busy, *IDLE[1:]], limits=policy.Limits(3.0, 1e9)).index == 1
+    less = candidate(0, 1, pending=1400, cached=1000.0)
+    assert ask("cost", [less, *IDLE[1:]], limits=policy.Limits(3.0, 1e9)).index == 0
+
+
+def test_cost_never_goes_over_the_cap_while_another_has_room() -> None:
+    candidates = [candidate(0, 1, 20_000, cached=100_000.0), *IDLE[1:]]
+    pick = ask("cost", candidates, prompt_tokens=100_000)
+    assert pick.costs[0] < min(pick.costs[1:])
+    # The request is cached at the home: it adds no work that would lift the cap.
+    assert (pick.index, pick.reason) == (1, policy.Reason.OVERFLOW)
+
+
+def test_cost_is_the_documented_sum() -> None:
+    held = candidate(0, inflight=3, pending=700, cached=400.0, kv_usage=0.9)
+    expected = 700 + 2 * 600 + 512 * 3 + 4 * (0.9 - 0.8) * (1000 + 700 + 512)
+    assert cost.cost(held, 1000) == pytest.approx(expected)
+    assert ask("cost", [held]).costs == (pytest.approx(expected),)
+
+
+@pytest.mark.parametrize("usage", [None, 0.0, 0.79, 0.8])
+def test_cost_ignores_kv_usage_while_there_is_space(usage: float | None) -> None:
+    assert cost.cost(candidate(0, kv_usage=usage), 1000) == 2000
+
+
+def test_endpoint_short_of_kv_space_is_avoided() -> None:
+    assert ask("cost", [candidate(0, kv_usage=0.99), *IDLE[1:]]).index == 1
+
+
+def test_equal_costs_go_in_ring_order() -> None:
+    candidates = [candidate(0, 5), *IDLE[1:]]
+    pick = ask("cost", candidates, order=[0, 2, 3, 1])
+    assert (pick.index, pick.reason, pick.ring_steps) == (2, policy.Reason.WARM, 1)
+
+
+def test_empty_cache_is_no_reason_to_be_chosen() -> None:
+    candidates = [candidate(0, 6, 4000), *(candidate(i, 1, cached=500.0) for i in (1, 2, 3))]
+    for name in ("cost", "least_load"):
+        assert ask(name, candidates).index != 0
+
+
+def test_one_long_prompt_weighs_more_than_many_requests() -> None:
+    candidates = [candidate(0, 1, 200_000), *(candidate(i, 12) for i in (1, 2, 3))]
+    for name in ("cost", "ring", "least_load"):
+        assert ask(name, candidates, prompt_tokens=100).index != 0
+
+
+def test_least_load_takes_the_least_and_rotates_among_equals() -> None:
+    candidates = [candidate(0, 1), candidate(1), candidate(2, 2), candidate(3)]
+    picked = [ask("least_load", candidates, turn=turn).index for turn in range(4)]
+    assert picked == [1, 3, 1, 3]
+
+
+def test_round_robin_takes_turns_whatever_the_load() -> None:
+    candidates = loaded(9000, 0, 0)
+    assert [ask("round_robin", candidates, turn=turn).index for turn in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_random_covers_everyone_evenly() -> None:
+    counts = Counter(ask("random", IDLE, chance=step / 1000).index for step in range(1000))
+    assert counts == dict.fromkeys(range(4), 250)
+    assert ask("random", IDLE, chance=1 - 2**-53).index == 3
+
+
+@pytest.mark.parametrize("name", policy.POLICIES)
+def test_single_candidate_is_always_chosen(name: str) -> None:
+    for load in (0, 10**9):
+        assert ask(name, loaded(load), chance=0.999, turn=7).index == 0
+
+
+def test_bound_is_shared_by_ring_and_cost() -> None:
+    question = policy.Question(loaded(3000, 0), 500.0, lambda: iter((0, 1)), LIMITS, 0, 0.0)
+    assert ring.limit(question) == 2.0 * (3512 + 500 + 512) / 2

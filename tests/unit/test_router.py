@@ -1,0 +1,354 @@
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from extproc import ledger, pool, prompt, router
+
+N = 8
+KEYED = ["cost", "ring"]
+
+
+def members(count: int = N) -> list[pool.Endpoint]:
+    return [pool.Endpoint(pool.EndpointId(f"vllm-{i}"), f"10.0.0.{i}:8000") for i in range(count)]
+
+
+def start(policy: str, count: int = N, **settings: float) -> router.Router:
+    tuned = router.Settings(policy=policy, kv_tokens=100_000, **settings)  # type: ignore[arg-type]
+    return router.Router(pool.make("p", members(count)), tuned)
+
+
+def chat(*texts: str, model: str = "m") -> prompt.Prompt:
+    text = b"".join(b"\xff" + part.encode() for part in texts)
+    return prompt.Prompt("chat", model, (b"chat", model.encode(), b""), text)
+
+
+def send(of: router.Router, asked: prompt.Prompt | prompt.Unkeyed, now: float = 0.0) -> router.Decision:
+    decided = of.choose(asked, now, 0.5)
+    assert isinstance(decided, router.Decision)
+    return decided
+
+
+def visit(of: router.Router, asked: prompt.Prompt | prompt.Unkeyed, now: float = 0.0) -> str:
+    """One request that is over at once."""
+    decided = send(of, asked, now)
+    decided.lease.release()
+    return decided.choice.endpoint.id
+
+
+def work(of: router.Router, now: float = 0.0) -> list[int]:
+    return [of.ledger.load(endpoint.id, now).work for endpoint in of.pool.endpoints]
+
+
+def text(number: int, count: int = 2000) -> str:
+    return f"{number:06} " * (count // 7)
+
+
+UNKEYED = prompt.Unkeyed.JSON
+
+
+@pytest.mark.parametrize("policy", KEYED)
+def test_burst_of_one_prefix_never_exceeds_the_bound_by_more_than_a_request(policy: str) -> None:
+    chooser = start(policy)
+    shared = text(1, 16_000)
+    used: list[str] = []
+    for number in range(256):
+        asked = chat(shared, text(number, 200))
+        before = work(chooser)
+        decided = send(chooser, asked)
+        own = decided.lease.tokens + ledger.REQUEST_TOKENS
+        limit = ledger.bound(sum(before) + own, N, 2.0, 8192.0)
+        assert decided.choice.work_seen < limit
+        assert max(work(chooser)) < limit + own
+        used.append(decided.choice.endpoint.id)
+    assert set(used) == {endpoint.id for endpoint in members()}
+    assert max(Counter(used).values()) < 2 * 256 / N + 2
+
+
+def test_ring_fills_the_home_to_its_bound_and_then_the_next_in_a_fixed_order() -> None:
+    chooser = start("ring")
+    asked = chat(text(1, 16_000))
+    send(chooser, asked)  # only the second shows that they are many: the key is then settled
+    used: list[str] = []
+    for _ in range(64):
+        choice = send(chooser, asked).choice
+        assert choice.anchor is not None
+        assert choice.anchor.key == chooser.chain_of(asked).tail
+        order = list(chooser.ring.order(choice.anchor.key))
+        assert choice.endpoint.id == order[choice.ring_steps]
+        used.append(choice.endpoint.id)
+    firsts = list(dict.fromkeys(used))
+    assert firsts == order[: len(firsts)]
+    assert len(firsts) > 2
+    assert used[:3] == [order[0]] * 3
+
+
+def test_request_is_counted_in_the_step_of_its_choice() -> None:
+    chooser = start("cost")
+    first = send(chooser, chat(text(1, 4000)))
+    assert sum(work(chooser)) == 512 + round(first.choice.prompt_tokens)
+    assert chooser.ledger.open_leases == 1
+
+
+@pytest.mark.parametrize("policy", KEYED)
+def test_hot_key_uses_more_endpoints_as_demand_grows(policy: str) -> None:
+    chooser = start(policy)
+    used = [send(chooser, chat(text(1, 16_000), f"{number}")).choice.endpoint.id for number in range(200)]
+    assert len(set(used[:4])) < len(set(used[:60])) <= len(set(used)) == N
+
+
+@pytest.mark.parametrize("policy", KEYED)
+def test_few_in_flight_do_not_bounce_a_conversation(policy: str) -> None:
+    chooser = start(policy)
+    for number in range(24):  # three requests in flight at each endpoint
+        send(chooser, chat(text(number, 400)))
+    home = send(chooser, chat(text(99, 20_000)), 100.0).choice.endpoint.id
+    for turn in range(4):
+        asked = chat(text(99, 20_000), *(text(100 + i, 600) for i in range(turn)))
+        assert visit(chooser, asked, 200.0 + turn) == home
+
+
+@pytest.mark.parametrize("policy", KEYED)
+def test_idle_pool_spreads_keys_and_knows_no_default_endpoint(policy: str) -> None:
+    chooser = start(policy)
+    counts = Counter(visit(chooser, chat(text(number))) for number in range(400))
+    assert len(counts) == N
+    assert max(counts.values()) < 2 * 400 / N
+
+
+@pytest.mark.parametrize("policy", [*KEYED, "least_load", "round_robin", "random"])
+def test_unkeyed_requests_spread(policy: str) -> None:
+    chooser = start(policy)
+    counts: Counter[str] = Counter()
+    for number in range(1000):
+        decided = chooser.choose(UNKEYED, 0.0, number * 0.618 % 1)
+        assert isinstance(decided, router.Decision)
+        assert decided.choice.unkeyed is UNKEYED
+        assert decided.choice.chain is None
+        decided.lease.release()
+        counts[decided.choice.endpoint.id] += 1
+    assert len(counts) == N
+    assert max(counts.values()) <= 2 * 1000 / N
+
+
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_unkeyed_requests_spread_between_keyed_ones_that_come_in_step(period: int) -> None:
+    chooser = start("cost")
+    counts: Counter[str] = Counter()
+    for number in range(1000):
+        if number % period:
+            visit(chooser, chat(text(number % period)))
+        else:
+            counts[visit(chooser, UNKEYED)] += 1
+    assert max(counts.values()) <= 2 * (1000 / period) / N + 1
+
+
+def test_retries_of_unkeyed_requests_do_not_all_go_to_one_endpoint() -> None:
+    chooser = start("cost", alternates=1)
+    counts: Counter[str] = Counter()
+    for _ in range(80):
+        decided = send(chooser, UNKEYED)
+        decided.lease.release()
+        (alternate,) = decided.choice.alternates
+        assert alternate != decided.choice.endpoint
+        counts[alternate.id] += 1
+    assert max(counts.values()) <= 2 * 80 / N
+
+
+def test_unkeyed_request_goes_to_the_least_loaded() -> None:
+    chooser = start("ring")
+    for endpoint in members()[1:]:
+        chooser.ledger.take(endpoint.id, 10, 0.0)
+    assert visit(chooser, UNKEYED) == "vllm-0"
+
+
+@pytest.mark.parametrize("policy", KEYED)
+def test_first_request_of_a_key_fixes_its_home_however_short(policy: str) -> None:
+    chooser = start(policy)
+    for number in range(40):
+        short = chat(f"hi {number}")
+        assert len({visit(chooser, short) for _ in range(3)}) == 1
+
+
+def test_chats_on_a_long_shared_system_prompt_spread_and_stay_put() -> None:
+    for policy in KEYED:
+        chooser = start(policy)
+        system = text(0, 32_000)  # 8k tokens
+        users = 500
+        for number in range(60):  # the system prompt becomes known
+            visit(chooser, chat(system, text(7000 + number, 600)))
+        homes = {user: [visit(chooser, chat(system, text(user + 1, 600)))] for user in range(users)}
+        for user, seen in homes.items():
+            seen.append(visit(chooser, chat(system, text(user + 1, 600), text(user + 1, 900)), 1.0))
+            seen.append(visit(chooser, chat(system, text(user + 1, 600), text(user + 1, 1800)), 2.0))
+        assert all(len(set(seen)) == 1 for seen in homes.values())
+        if policy == "ring":
+            counts = Counter(seen[0] for seen in homes.values())
+            assert max(counts.values()) < 2 * users / N
+
+
+def test_chats_on_a_shared_prompt_spread_under_load_and_keep_their_endpoint() -> None:
+    chooser = start("cost")
+    system = text(0, 32_000)
+    opened = [send(chooser, chat(system, text(user + 1, 600)), user * 0.05) for user in range(400)]
+    counts = Counter(decided.choice.endpoint.id for decided in opened)
+    assert len(counts) == N
+    assert max(counts.values()) < 2 * 400 / N
+    for decided in opened:
+        decided.lease.release()
+    again = [visit(chooser, chat(system, text(user + 1, 600), text(user, 900)), 60.0) for user in range(400)]
+    stayed = sum(home == decided.choice.endpoint.id for home, decided in zip(again, opened, strict=True))
+    assert stayed > 380
+
+
+@pytest.mark.parametrize("policy", KEYED)
+def test_hot_endpoint_overflows_to_others_that_differ_by_key(policy: str) -> None:
+    chooser = start(policy)
+    keyed = [chat(text(number)) for number in range(400)]
+    homes = [visit(chooser, asked) for asked in keyed]
+    hot = homes[0]
+    chooser.ledger.take(pool.EndpointId(hot), 10**6, 0.0)
+    moved = Counter(visit(chooser, a) for a, home in zip(keyed, homes, strict=True) if home == hot)
+    assert set(moved) == {endpoint.id for endpoint in members()} - {hot}
+    assert max(moved.values()) < 3 * sum(moved.values()) / (N - 1)
+    for asked, home in zip(keyed, homes, strict=True):
+        if home != hot and policy == "ring":
+            assert visit(chooser, asked) == home
+
+
+def test_only_keys_of_the_endpoint_over_its_bound_divert() -> None:
+    chooser = start("ring")
+    keyed = [chat(text(number)) for number in range(200)]
+    homes = [visit(chooser, asked) for asked in keyed]
+    for endpoint in members():
+        for _ in range(3 if endpoint.id == "vllm-3" else 1):
+            chooser.ledger.take(endpoint.id, 0, 0.0)
+    assert [visit(chooser, asked) for asked in keyed] == homes
+
+
+@pytest.mark.parametrize("policy", ["cost", "ring", "least_load"])
+def test_long_prompt_is_counted_as_work_and_not_as_one_request(policy: str) -> None:
+    chooser = start(policy)
+    long = send(chooser, chat(text(1, 800_000))).choice.endpoint.id
+    short = Counter(send(chooser, chat(text(number, 400))).choice.endpoint.id for number in range(2, 52))
+    assert short[long] == 0
+    assert max(short.values()) <= 2 * 50 / (N - 1) + 6
+
+
+def with_down(of: router.Router, name: str, *, ready: bool = False) -> None:
+    of.publish(pool.with_ready(of.pool, {pool.EndpointId(name): ready}))
+
+
+def test_keys_of_a_home_that_is_down_scatter_and_return_with_it() -> None:
+    chooser = start("ring")
+    keyed = [chat(text(number)) for number in range(400)]
+    homes = [visit(chooser, asked) for asked in keyed]
+    with_down(chooser, "vllm-2")
+    away = [visit(chooser, asked) for asked in keyed]
+    moved = Counter(new for old, new in zip(homes, away, strict=True) if old == "vllm-2")
+    assert all(old in (new, "vllm-2") for old, new in zip(homes, away, strict=True))
+    assert "vllm-2" not in away
+    assert len(moved) == N - 1
+    assert max(moved.values()) < 3 * sum(moved.values()) / (N - 1)
+    with_down(chooser, "vllm-2", ready=True)
+    assert [visit(chooser, asked) for asked in keyed] == homes
+
+
+def test_endpoint_that_is_down_keeps_its_open_load() -> None:
+    chooser = start("cost")
+    decided = send(chooser, chat(text(1)))
+    with_down(chooser, decided.choice.endpoint.id)
+    assert sum(work(chooser)) > 0
+    decided.lease.release()
+    assert sum(work(chooser)) == 0
+
+
+def test_endpoint_that_leaves_with_open_requests_and_rejoins_starts_clean() -> None:
+    chooser = start("cost")
+    full = chooser.pool
+    old = [send(chooser, chat(text(1, 9000), str(number))) for number in range(10)]
+    gone = old[0].choice.endpoint.id
+    chooser.publish(pool.make("p", [e for e in members() if e.id != gone], 2))
+    assert visit(chooser, chat(text(1, 9000))) != gone
+    chooser.publish(dataclasses.replace(full, generation=3))
+    assert chooser.ledger.load(gone, 0.0) == ledger.Load(0, 0)
+    assert chooser.residency.blocks(gone) == 0
+    new = [send(chooser, chat(text(number, 900))) for number in range(2, 30)]
+    held = work(chooser)
+    for decided in old:
+        decided.lease.release()
+        assert min(work(chooser)) >= 0
+    assert sum(work(chooser)) < sum(held) or all(d.choice.endpoint.id == gone for d in old)
+    for decided in new:
+        decided.lease.release()
+    assert work(chooser) == [0] * N
+    assert chooser.ledger.open_leases == 0
+
+
+def test_one_endpoint_more_moves_a_ninth_of_the_homes() -> None:
+    chooser = start("ring")
+    keyed = [chat(text(number)) for number in range(400)]
+    homes = [visit(chooser, asked) for asked in keyed]
+    chooser.publish(pool.make("p", members(N + 1), 2))
+    now = [visit(chooser, asked) for asked in keyed]
+    moved = [new for old, new in zip(homes, now, strict=True) if old != new]
+    assert set(moved) == {f"vllm-{N}"}
+    assert len(moved) < 2 * 400 / (N + 1)
+
+
+def test_subset_is_respected_and_unknown_addresses_in_it_are_ignored() -> None:
+    chooser = start("cost")
+    for number in range(50):
+        decided = chooser.choose(chat(text(number)), 0.0, 0.5, ("10.0.0.3:8000", "10.9.9.9:1"))
+        assert isinstance(decided, router.Decision)
+        assert decided.choice.endpoint.address == "10.0.0.3:8000"
+
+
+@pytest.mark.parametrize("subset", [(), ("10.9.9.9:1",)])
+def test_subset_without_anybody_gives_nobody_and_no_lease(subset: tuple[str, ...]) -> None:
+    chooser = start("cost")
+    assert chooser.choose(chat("x"), 0.0, 0.5, subset) == router.NoEndpoint(N, N)
+    assert chooser.ledger.open_leases == 0
+
+
+def test_empty_or_unready_pool_gives_nobody() -> None:
+    assert start("cost", 0).choose(chat("x"), 0.0, 0.5) == router.NoEndpoint(0, 0)
+    chooser = start("cost", 1)
+    with_down(chooser, "vllm-0")
+    assert chooser.choose(UNKEYED, 0.0, 0.5) == router.NoEndpoint(1, 0)
+
+
+def test_alternates_are_others_in_ring_order_and_listed_behind_the_pick() -> None:
+    chooser = start("ring", alternates=2)
+    choice = send(chooser, chat(text(1))).choice
+    assert choice.anchor is not None
+    assert [choice.endpoint.id, *(e.id for e in choice.alternates)] == list(
+        chooser.ring.order(choice.anchor.key)
+    )[:3]
+    assert choice.addresses.count(",") == 2
+    assert choice.addresses.startswith(choice.endpoint.address + ",")
+
+
+def test_choice_explains_what_was_cached() -> None:
+    chooser = start("cost")
+    asked = chat(text(1, 4000))
+    first, second = send(chooser, asked).choice, send(chooser, asked).choice
+    assert (first.cached_tokens, first.reason) == (0, "home")
+    assert 0.9 * second.prompt_tokens < second.cached_tokens <= second.prompt_tokens
+    assert second.endpoint == first.endpoint
+    assert len(second.costs) == N
+
+
+def test_host_tier_is_worth_a_little_less_than_the_gpu() -> None:
+    tuned = router.Settings(kv_tokens=640, host_kv_tokens=100_000)
+    chooser = router.Router(pool.make("p", members(1)), tuned)
+    visit(chooser, chat(text(1, 2560)))
+    visit(chooser, chat(text(2, 2560)))
+    choice = send(chooser, chat(text(1, 2560))).choice
+    assert 0.8 * choice.prompt_tokens < choice.cached_tokens <= 0.9 * choice.prompt_tokens
+
+
+def test_models_share_no_residency() -> None:
+    chooser = start("cost")
+    visit(chooser, chat(text(1, 4000), model="one"))
+    assert send(chooser, chat(text(1, 4000), model="other")).choice.cached_tokens == 0
