@@ -1,9 +1,9 @@
 """App: builds everything, in one place; start order and drain order; the only clock and chance.
 
-Start: admin and health (alive, not ready), one probe of every endpoint, the ext_proc server, then ready. Drain, on SIGTERM or SIGINT:
-health says NOT_SERVING while new streams are still served (`drain_notice_s`, so that a gateway can notice),
-then no new streams and the open ones end (`drain_timeout_s`), then the rest stops. A second signal ends the
-wait. Never: a service that outlives `run`.
+Start: admin and health (alive, not ready), one probe of every endpoint, the ext_proc server, then ready.
+Drain, on SIGTERM or SIGINT: health says NOT_SERVING while new streams are still served (`drain_notice_s`, so
+that a gateway can notice), then no new streams and the open ones end (`drain_timeout_s`), then the rest
+stops. A further signal ends the wait it falls into. Never: a service that outlives `run`.
 Called by: cli.serve.
 """
 
@@ -17,6 +17,7 @@ import random
 import signal
 import sys
 import time
+from typing import Any
 
 from extproc import __version__, admin, config, log, metrics, router, server
 from extproc.endpoints import health
@@ -59,7 +60,10 @@ async def run(settings: config.Config) -> None:
         stack.push_async_callback(health_server.stop)
         probing = asyncio.create_task(prober.run())
         stack.callback(probing.cancel)
-        await prober.probed_all.wait()  # bounded by the probe's timeout
+        probed = asyncio.create_task(prober.probed_all.wait())  # bounded by the probe's timeout
+        stack.callback(probed.cancel)
+        if await _signalled(signals, probing, probed):
+            return
         await ext_proc.start()
         stack.push_async_callback(ext_proc.stop, 0)
         await health_server.set_ready(ready=True)
@@ -71,11 +75,14 @@ async def run(settings: config.Config) -> None:
         _log.info("ready", extra={"version": __version__, "endpoints": len(group.endpoints), **addresses})
         sys.stdout.write(f"ready {json.dumps(addresses)}\n")
         sys.stdout.flush()
-        await _first(signals, probing)
+        await _signalled(signals, probing)
         _log.info("draining", extra={"streams_open": ext_proc.streams_open})
         await health_server.set_ready(ready=False)
         await _wait(signals, settings.drain_notice_s)
-        await ext_proc.stop(settings.drain_timeout_s)
+        stopping = asyncio.create_task(ext_proc.stop(settings.drain_timeout_s))
+        if await _signalled(signals, stopping):
+            await ext_proc.stop(0)
+        await stopping
         _log.info("stopped")
 
 
@@ -88,13 +95,18 @@ def _signals() -> asyncio.Queue[signal.Signals]:
     return queue
 
 
-async def _first(signals: asyncio.Queue[signal.Signals], probing: asyncio.Task[None]) -> None:
-    """Return at the first signal; a prober that fails is our own fault and ends the process."""
-    stopped = asyncio.create_task(signals.get())
-    await asyncio.wait({stopped, probing}, return_when=asyncio.FIRST_COMPLETED)
-    if probing.done():
-        stopped.cancel()
-        probing.result()
+async def _signalled(signals: asyncio.Queue[signal.Signals], *tasks: asyncio.Task[Any]) -> bool:
+    """Whether a signal came before one of `tasks` was done.
+
+    Raises: what a task failed with; of the prober, which never ends, that is our own fault.
+    """
+    signalled = asyncio.create_task(signals.get())
+    await asyncio.wait({signalled, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        if task.done():
+            signalled.cancel()
+            task.result()
+    return signalled.done()
 
 
 async def _wait(signals: asyncio.Queue[signal.Signals], seconds: float) -> None:

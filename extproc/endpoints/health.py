@@ -73,8 +73,8 @@ class Prober:
             url = f"http://{endpoint.address}{self._settings.path}"
             async with session.get(url, allow_redirects=False) as answer:
                 return "" if 200 <= answer.status < 300 else f"status {answer.status}"
-        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, ConnectionError):
-            return "refused"
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError):
+            return "refused"  # or reset, which aiohttp makes a ClientOSError
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return type(error).__name__
 

@@ -271,6 +271,7 @@ class FakeEndpoint:
     _runner: web.AppRunner | None = None
 
     def __post_init__(self) -> None:
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._sock.bind(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._sock.getsockname()[1]}"
 
