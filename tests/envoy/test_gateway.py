@@ -407,6 +407,34 @@ async def test_a_hung_kvring_is_soon_not_waited_for(fleet):
             running.resume_kvring()
 
 
+async def test_failing_closed_a_hung_kvring_gives_504_and_503_once_noticed(fleet):
+    async with fleet(fail_open=False) as running:
+        assert (await running.chat("hello")).status == 200
+        running.pause_kvring()
+        try:
+            assert (await running.chat("hello")).status == 504
+            await _until(lambda: _bypassed(running))
+            assert (await running.chat("hello")).status == 503
+        finally:
+            running.resume_kvring()
+        await _until(lambda: _steers(running, "hello " * 400))
+
+
+async def test_answers_that_have_begun_complete_when_kvring_is_killed(fleet):
+    async with fleet(speed=1.0) as running:
+        chats = [
+            asyncio.ensure_future(running.chat(f"story {number}", max_tokens=60, stream=True))
+            for number in range(4)
+        ]
+        await asyncio.sleep(0.5)
+        assert not any(chat.done() for chat in chats)
+        await running.kill_kvring()
+        for chat in chats:
+            answer = await chat
+            assert answer.status == 200
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
 async def test_requests_through_restarts_of_kvring_all_succeed(fleet):
     async with fleet() as running:
         statuses, done = Counter(), asyncio.Event()
@@ -596,3 +624,21 @@ def _alive(pid):
 def _unused_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
+
+
+@pytest.mark.bench
+async def test_asking_kvring_adds_little_to_a_request(fleet):
+    """Idle machine, one request at a time, 2 KB and 64 KB bodies: median time at both doors."""
+    async with fleet(speed=500) as running:
+        for text_bytes in (2_000, 40_000):
+            spent_s = {running.url: [], running.plain_url: []}
+            for number in range(300):
+                for url, times in spent_s.items():
+                    started_s = time.perf_counter()
+                    assert (await running.chat(f"{number} " + "x" * text_bytes, url=url)).status == 200
+                    times.append(time.perf_counter() - started_s)
+            steered_s, plain_s = (sorted(times)[len(times) // 2] for times in spent_s.values())
+            print(  # noqa: T201
+                f"\n{text_bytes} bytes: plain {plain_s * 1e3:.2f} ms, kvring {steered_s * 1e3:.2f} ms"
+            )
+            assert steered_s < plain_s + 0.02
