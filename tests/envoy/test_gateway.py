@@ -596,7 +596,8 @@ async def test_up_in_front_of_own_servers_goes_on_without_kvring(shared_fleet):
             assert await up.wait() == 1
 
 
-async def test_killing_up_takes_its_children_along():
+async def test_killing_up_takes_its_children_along(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for what a killed process cannot tidy away
     async with gateway.command(["up", "--port", "0", "--replicas", "1"]) as up:
         pids = list(up.ready["pids"].values())
         os.kill(up.pid, signal.SIGKILL)
