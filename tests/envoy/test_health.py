@@ -1,0 +1,140 @@
+"""Endpoints that die, hang or come back: kvring must know, for Envoy goes where it is told."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.envoy import account, client, troublemaker
+
+KEYS = [f"user {number} has a question of his own, about {number * 7}. " * 30 for number in range(40)]
+
+
+async def _homes(running):
+    names = {each.address: each.name for each in running.endpoints}
+    found = {}
+    for key in KEYS:
+        answer = await running.chat(key)
+        assert answer.status == 200
+        found[key] = names[answer.served_by]
+    return found
+
+
+async def _ready(running, names):
+    return account.ready(await running.state()) == set(names)
+
+
+async def test_a_dead_replica_is_named_no_more_its_keys_scatter_and_return_with_it(fleet):
+    async with fleet(replicas=5, policy="ring", message_timeout_s=10) as running:
+        everybody = {each.name for each in running.endpoints}
+        before = await _homes(running)
+        dead = running.endpoints[2]
+
+        await running.stop_replica(2)
+        await client.until(lambda: _ready(running, everybody - {dead.name}), "dead one excluded")
+        retries = await _retries(running)
+        during = await _homes(running)  # all 200
+        assert await _retries(running) == retries  # not even tried
+        moved = {key for key in KEYS if during[key] != before[key]}
+        assert moved == {key for key in KEYS if before[key] == dead.name}
+        assert len({during[key] for key in moved}) > 1
+
+        await running.start_replica(2)
+        await client.until(lambda: _ready(running, everybody), "back")
+        assert await _homes(running) == before
+
+
+async def _retries(running):
+    return (await running.envoy.stats(r"cluster\.llm\.upstream_rq_retry$"))["cluster.llm.upstream_rq_retry"]
+
+
+async def test_a_dead_replica_that_kvring_does_not_know_of_is_tried_each_time(fleet):
+    """So the test above can fail: Envoy goes where it is told."""
+    slow_checks = {"health": {"interval_s": 60}}
+    async with fleet(replicas=5, policy="ring", pool=slow_checks, message_timeout_s=10) as running:
+        before = await _homes(running)
+        await running.stop_replica(2)
+        await _homes(running)  # retried elsewhere, hence still all 200
+        assert await _retries(running) >= list(before.values()).count(running.endpoints[2].name) > 0
+
+
+async def test_a_replica_that_dies_under_load_costs_at_most_the_answers_in_flight(fleet):
+    async with fleet(replicas=4, speed=4, message_timeout_s=10) as running, client.session() as http:
+        running.http, own = http, running.http
+        outcomes, done = Counter(), asyncio.Event()
+        cut = set()
+
+        async def load(name):
+            turn = 0
+            while not done.is_set():
+                turn += 1
+                try:
+                    answer = await running.chat(
+                        f"{name} asks " * 100 + str(turn), max_tokens=20, stream=turn % 2 == 0
+                    )
+                    outcomes[answer.status] += 1
+                except client.aiohttp.ClientPayloadError:  # its answer had begun
+                    cut.add((name, turn))
+
+        loads = [asyncio.ensure_future(load(f"user {number}")) for number in range(16)]
+        await client.until(lambda: _each_busy(running), "all busy")
+        open_there = account.really_inflight(running)["replica-0"]
+        await running.stop_replica(0)
+        await client.until(lambda: _ready(running, {f"replica-{n}" for n in (1, 2, 3)}), "excluded")
+        await asyncio.sleep(0.5)  # what was chosen before that is over by now
+        excluded_at = outcomes[200], len(cut)
+        await asyncio.sleep(0.5)
+        done.set()
+        await asyncio.gather(*loads)
+        running.http = own
+        assert set(outcomes) == {200}
+        assert len(cut) <= open_there + 16
+        assert len(cut) == excluded_at[1]
+        assert outcomes[200] > excluded_at[0]
+        await account.settled(running)
+
+
+async def _each_busy(running):
+    return all(account.really_inflight(running).values())
+
+
+@pytest.mark.parametrize("sickness", ["hang", "503"])
+async def test_an_endpoint_whose_health_check_hangs_or_fails_is_excluded_and_comes_back(fleet, sickness):
+    async with troublemaker.troublemaker() as trouble:
+        trouble.kinds = ["ok"]
+        options = {
+            "others": {"trouble": trouble.address},
+            "pool": {"health": {"interval_s": 0.1, "timeout_s": 0.2}},
+            "message_timeout_s": 10,
+        }
+        async with fleet(replicas=2, policy="ring", **options) as running:
+            everybody = {each.name for each in running.endpoints}
+            await _homes(running)
+            assert trouble.calls["ok"] > 0
+            trouble.health = sickness
+            await client.until(lambda: _ready(running, everybody - {"trouble"}), "excluded")
+            calls = trouble.calls["ok"]
+            await _homes(running)
+            assert trouble.calls["ok"] == calls
+            assert await running.metric("kvring_endpoint_ready", endpoint="trouble") == 0
+            trouble.health = "ok"
+            await client.until(lambda: _ready(running, everybody), "back")
+            await _homes(running)
+            assert trouble.calls["ok"] > calls
+
+
+async def test_with_every_replica_down_kvring_has_no_opinion_and_recovers(fleet):
+    async with fleet(replicas=2, message_timeout_s=10) as running:
+        for number in (0, 1):
+            await running.stop_replica(number)
+        await client.until(lambda: _ready(running, set()), "nobody ready")
+        assert (await running.chat("hello")).status == 503  # Envoy's own, nobody listens
+        assert await running.metric("kvring_no_opinion_total", reason="no_endpoint") == 1
+        assert await running.metric("kvring_endpoint_ready") == 0
+        state = await running.state()
+        assert state["ready"]  # kvring itself is well, and says so to Envoy
+        for number in (0, 1):
+            await running.start_replica(number)
+        await client.until(lambda: _ready(running, {"replica-0", "replica-1"}), "back")
+        assert (await running.chat("hello")).status == 200
+        await account.settled(running)
