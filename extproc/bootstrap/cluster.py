@@ -17,6 +17,7 @@ from typing import Any
 from extproc.bootstrap import address
 from extproc.bootstrap.listener import DESTINATION, typed
 from extproc.bootstrap.values import Listener, Sidecar, Steering
+from extproc.exchange import BodyMode
 
 __all__ = ["endpoints", "sidecars"]
 
@@ -83,7 +84,7 @@ def sidecars(steering: Steering) -> dict[str, Any]:
             }
         ],
         "typed_extension_protocol_options": {
-            _HTTP: typed(_HTTP_TYPE, explicit_http_config={"http2_protocol_options": {}})
+            _HTTP: typed(_HTTP_TYPE, explicit_http_config={"http2_protocol_options": _http2(steering)})
         },
         "load_assignment": {
             "cluster_name": steering.cluster_name,
@@ -92,6 +93,12 @@ def sidecars(steering: Steering) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _http2(steering: Steering) -> dict[str, Any]:
+    if steering.body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
+        return {}
+    return {"connection_keepalive": {"connection_idle_interval": "1s", "timeout": "1s"}}
 
 
 def _sidecar(spec: Sidecar, where: address.Address, *, by_grpc: bool) -> dict[str, Any]:

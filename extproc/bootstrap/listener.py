@@ -21,6 +21,7 @@ __all__ = ["DESTINATION", "early_header_mutation", "ext_proc", "listener", "rout
 DESTINATION = "x-gateway-destination-endpoint"
 """Key under which kvring names the endpoint, in metadata `envoy.lb`; the Endpoint Picker Protocol's."""
 
+_BUFFERED = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _SECRET_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "api-key", "cookie")
 
 
@@ -145,18 +146,19 @@ def _manager(spec: Listener) -> dict[str, Any]:
 
 
 def _processing_mode(steering: Steering) -> dict[str, str]:
+    request, response = steering.body_mode, steering.response_body_mode
     mode = {
         "request_header_mode": "SEND",
         "response_header_mode": "SKIP",
-        "request_body_mode": steering.body_mode.name,
+        "request_body_mode": request.name,
     }
-    if steering.body_mode is BodyMode.FULL_DUPLEX_STREAMED:
+    if request is BodyMode.FULL_DUPLEX_STREAMED:
         mode["request_trailer_mode"] = "SEND"
-    if steering.response_body_mode is not BodyMode.NONE:
+    if response is not BodyMode.NONE:
         mode["response_header_mode"] = "SEND"
-        mode["response_body_mode"] = steering.response_body_mode.name
-        if steering.response_body_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            mode["response_trailer_mode"] = "SEND"
+        mode["response_body_mode"] = response.name
+    if request not in _BUFFERED or response is BodyMode.FULL_DUPLEX_STREAMED:
+        mode["response_trailer_mode"] = "SEND"
     return mode
 
 

@@ -41,8 +41,8 @@ REASONS = {
         "this line out before."
     ),
     "processing_mode": (
-        "Headers must be SEND: with SKIP they leave before kvring has chosen. The answer is not sent to "
-        "kvring: the end of the stream tells it that the request is over."
+        "Headers must be SEND: with SKIP they leave before kvring has chosen. The end of the stream tells "
+        "kvring that the request is over."
     ),
     "processing_mode.request_body_mode": (
         "BUFFERED_PARTIAL: kvring sees the body up to request_body_buffer_limit, longer ones pass with their "
@@ -50,6 +50,10 @@ REASONS = {
         "only before the first chunk."
     ),
     "processing_mode.request_trailer_mode": "Required by FULL_DUPLEX_STREAMED.",
+    "processing_mode.response_trailer_mode": (
+        "Keeps the stream open until the answer ends, though kvring gets no message of it: else kvring would "
+        "count the request as over when its body is sent. (In BUFFERED modes Envoy keeps it open anyway.)"
+    ),
     "processing_mode.response_body_mode": "The first piece of the answer tells kvring that prefill is over.",
     "forward_rules": "kvring has no use for credentials; the endpoints still get them.",
     "metadata_options": "Without this Envoy drops kvring's choice without a word.",
@@ -100,6 +104,11 @@ REASONS = {
         "finds both."
     ),
     "explicit_http_config.http2_protocol_options": "gRPC is HTTP/2.",
+    "connection_keepalive": (
+        "Asks a connection that was silent for 1 s whether it lives, before a new stream: message_timeout is "
+        "not applied in FULL_DUPLEX_STREAMED, and a hung kvring would hold requests for ever. No periodic "
+        "pings (interval): gRPC servers close the connection over them, and with it all streams."
+    ),
     "dns_lookup_family": (
         "kvring must name the resolved IP address: a DNS name in the metadata matches no host."
     ),

@@ -127,6 +127,23 @@ def test_duplex_asks_for_trailers_too():
     assert (mode["request_trailer_mode"], mode["response_trailer_mode"]) == ("SEND", "SEND")
 
 
+def test_the_stream_lives_as_long_as_the_answer_in_every_mode():
+    held = {
+        mode.name: only(bootstrap.build([steered(body_mode=mode)]), "processing_mode").get(
+            "response_trailer_mode"
+        )
+        for mode in BodyMode
+        if mode is not BodyMode.GRPC
+    }
+    assert held == {
+        "NONE": "SEND",
+        "STREAMED": "SEND",
+        "BUFFERED": None,
+        "BUFFERED_PARTIAL": None,
+        "FULL_DUPLEX_STREAMED": "SEND",
+    }  # Envoy holds it in the buffered modes: tests/envoy/test_gateway.py
+
+
 def test_a_listener_without_kvring_is_plain_round_robin():
     config = bootstrap.build([bootstrap.Listener("127.0.0.1:0", ENDPOINTS, name="plain")])
     assert only(config, "lb_policy") == "ROUND_ROBIN"
