@@ -129,8 +129,9 @@ def _tell(result: report.Report, console: Console) -> None:
         console.print(f"{verdict} {claim.text}: {claim.measured}", highlight=False, soft_wrap=True)
     saving = report.saving_usd(result)
     if saving is not None:
+        change = f"${saving:,.0f} a month less" if saving >= 0 else f"${-saving:,.0f} a month MORE"
         console.print(
-            f"The same throughput for ${saving:,.0f} a month less, of "
+            f"Round robin's throughput costs {change}, of "
             f"${setup.node_price_usd_per_h * report.HOURS_PER_MONTH:,.0f} for the node.",
             highlight=False,
             soft_wrap=True,

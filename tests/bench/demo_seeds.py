@@ -69,7 +69,7 @@ def _table(documents):
         cells = [_pair([_shown(document[arm], read, form) for arm in ARMS]) for _, read, form in COLUMNS]
         held = sum(claim["holds"] for claim in document["claims"])
         errors = _pair([str(document[arm]["errors"]) for arm in ARMS])
-        marks = f"{held}/{len(document['claims'])}" + ("" if not document["warnings"] else " (slow machine)")
+        marks = f"{held}/{len(document['claims'])}" + ("" if not document["warnings"] else ", doubts")
         lines.append("| " + " | ".join([str(document["setup"]["seed"]), *cells, errors, marks]) + " |")
     medians = [
         _pair([form.format(statistics.median(read(document[arm]) for document in documents)) for arm in ARMS])

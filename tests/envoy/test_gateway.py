@@ -578,7 +578,11 @@ async def test_up_serves_openai_clients_and_stops_without_a_trace():
 
 
 async def test_up_in_front_of_own_servers_goes_on_without_kvring(shared_fleet):
-    upstreams = [f"--upstream={each.name}={each.address}" for each in shared_fleet.endpoints]
+    # by name: kvring and Envoy must both get the address it stands for
+    upstreams = [
+        f"--upstream={each.name}={each.address.replace('127.0.0.1', 'localhost')}"
+        for each in shared_fleet.endpoints
+    ]
     async with gateway.command(["up", "--port", "0", *upstreams]) as up:
         assert up.ready["endpoints"] == {each.name: each.address for each in shared_fleet.endpoints}
         assert (await shared_fleet.chat("hello", url=up.ready["url"])).status == 200
@@ -592,13 +596,26 @@ async def test_up_in_front_of_own_servers_goes_on_without_kvring(shared_fleet):
             assert await up.wait() == 1
 
 
-async def test_killing_up_takes_its_children_along():
+async def test_killing_up_takes_its_children_along(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for what a killed process cannot tidy away
     async with gateway.command(["up", "--port", "0", "--replicas", "1"]) as up:
         pids = list(up.ready["pids"].values())
         os.kill(up.pid, signal.SIGKILL)
         async with asyncio.timeout(10):
             while any(_alive(pid) for pid in pids):
                 await asyncio.sleep(0.05)
+
+
+async def test_up_stopped_while_it_starts_leaves_nothing_running():
+    async with gateway.child([sys.executable, "-m", "extproc", "up", "--port", "0"], name="up") as up:
+        async with asyncio.timeout(20):
+            while not (pids := _children(up.pid)):
+                await asyncio.sleep(0.02)
+        up.signal(signal.SIGINT)
+        async with asyncio.timeout(15):
+            assert await up.wait() == 0
+        assert not any(_alive(pid) for pid in pids)
+        assert "everything is stopped" in up.log_tail()
 
 
 def test_up_on_a_port_in_use_says_so_and_starts_nothing():
@@ -612,6 +629,10 @@ def test_up_on_a_port_in_use_says_so_and_starts_nothing():
     assert done.stdout == ""
     said = f"cannot listen on 127.0.0.1:{port}: Address already in use; --port 0 takes any free port"
     assert done.stderr == f"kvring up: {said}\n"
+
+
+def _children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _alive(pid):
