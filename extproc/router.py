@@ -173,10 +173,6 @@ class Router:
         question = _policy.Question(candidates, asked.tokens, ring_order, limits, turn, chance)
         pick = _policy.POLICIES[name](question)
         chosen = candidates[pick.index]
-        uncached = max(round(asked.tokens - chosen.cached_tokens), 0) if asked.prefills else 0
-        lease = self.ledger.take(chosen.endpoint.id, uncached, now)
-        if asked.chain is not None and asked.prefills:
-            self.residency.add(chosen.endpoint.id, asked.chain, now)
         made = _choice.Choice(
             endpoint=chosen.endpoint,
             alternates=self._alternates(pick, candidates, ring_order),
@@ -194,7 +190,11 @@ class Router:
             candidates=tuple(endpoint.id for endpoint in endpoints),
             costs=pick.costs,
         )
-        return _choice.Decision(made, lease)
+        if asked.chain is not None and asked.prefills:
+            self.residency.add(chosen.endpoint.id, asked.chain, now)
+        # The lease comes last: a fault before it leaves nothing to release.
+        uncached = max(round(asked.tokens - chosen.cached_tokens), 0) if asked.prefills else 0
+        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now))
 
     def _policy_for(self, asked: _Asked) -> str:
         name = self.settings.policy

@@ -27,7 +27,7 @@ def add(rendered: _text.Text, kind: str, content: Any, *, cut: bool) -> bool:
         return True
     if not isinstance(content, list):
         return False
-    if not content:
+    if not content and not cut:
         rendered.add(kind, _text.PART, "")
     last = len(content) - 1
     return all(

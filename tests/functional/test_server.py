@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import pytest
 
+from extproc import choice as choices
 from extproc import log, router
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode, Stream, header_set, headers_removed, kind, steered
@@ -515,7 +516,7 @@ class FaultyRouter(router.Router):
 
     __slots__ = ()
 
-    def choose(self, prompt: Any, *_args: Any, **_kwargs: Any) -> router.Decision | router.NoEndpoint:
+    def choose(self, prompt: Any, *_args: Any, **_kwargs: Any) -> choices.Decision | choices.NoEndpoint:
         raise RuntimeError(f"can't choose for {prompt} {MARKER}")
 
 
