@@ -1,5 +1,8 @@
 """Log: one line of JSON an event on stderr; no prompt, no header value, no key ever.
 
+Libraries log too, and quote what they were sent: aiohttp the bytes of a bad request, asyncio the text of an
+exception. Of their records only the first line before formatting is written, and where an exception arose.
+
 Called by: app (sets up). Everybody else uses `logging.getLogger("kvring")` with `extra` fields.
 """
 
@@ -19,23 +22,30 @@ _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "ta
 
 
 def setup(level: str) -> None:
-    """Send the `kvring` logger to stderr from `level` ("debug" .. "error") on."""
+    """Send the `kvring` logger to stderr from `level` ("debug" .. "error") on, others from "warning" on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     logger = logging.getLogger("kvring")
     logger.handlers = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
 
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        own = record.name == "kvring"
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
+            "event": record.getMessage() if own else str(record.msg).partition("\n")[0],
         }
-        line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        if own:
+            line |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        else:
+            line["logger"] = record.name
         if record.exc_info and record.exc_info[1] is not None:
             # The traceback without the exception's text: that may quote a request.
             line["exception"] = type(record.exc_info[1]).__name__

@@ -73,6 +73,14 @@ def test_keys_of_one_home_overflow_to_all_the_others() -> None:
     assert max(seconds.values()) < 2.5 * sum(seconds.values()) / 7
 
 
+def test_overflow_does_not_go_to_the_neighbour_on_the_circle() -> None:
+    sparse = wheel(*EIGHT, points=1)  # one neighbour each
+    orders = [list(sparse.order(key)) for key in KEYS[::4]]
+    for home in EIGHT:
+        seconds = {order[1] for order in orders if order[0] == home}
+        assert len(seconds) > 1 or not seconds
+
+
 @pytest.mark.parametrize(("one", "other"), [("vllm-1", "vllm-11"), ("a", "a0"), ("pod-1", "pod-1\0")])
 def test_names_that_start_alike_share_no_points(one: str, other: str) -> None:
     points = [set(wheel(name)._positions) for name in (one, other)]

@@ -1,0 +1,231 @@
+"""Admin: the four pages of a running sidecar, closed label sets, and no trace of any request anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import parser
+
+from tests import ext_proc_client
+from tests.ext_proc_client import Client, Mode, Stream
+from tests.functional.conftest import ROOT, FakeEndpoint, Launch, Sidecar, eventually
+
+MARK = "xyzzy-secret"
+DUPLEX = Mode.FULL_DUPLEX_STREAMED
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Name -> (type, meaning) of the metrics in docs/metrics.md."""
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(kvring_\w+)` \| (\w+) \| [^|]* \| (.*) \|$", text, re.MULTILINE)
+    return {name: (kind, meaning) for name, kind, meaning in rows}
+
+
+async def scraped(running: Sidecar) -> dict[str, Any]:
+    """Metric families by name, parsed by Prometheus's own parser."""
+    status, text = await running.get("/metrics")
+    assert status == 200
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+async def series(running: Sidecar) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    families = (await scraped(running)).values()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items())))
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def request(client: Client, mode: Mode, headers: dict[str, str], body: bytes, *, cut: bool) -> None:
+    stream = client.open(request_body_mode=mode, attributes={"request.id": MARK, "source.address": MARK})
+    await stream.request_headers(headers)
+    if mode is not DUPLEX:
+        await stream.receive()
+    await stream.request_body(body, end_of_stream=not cut)
+    await stream.receive()
+    if mode is DUPLEX:
+        await stream.receive()
+    await stream.half_close()
+    assert await stream.rest() == []
+
+
+async def test_the_pages_tell_of_a_running_sidecar(
+    sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
+) -> None:
+    up, down = await endpoint().listen(), endpoint()
+    running = await sidecar(
+        {"up": up.address, "down": down.address}, group={"name": "blue", "policy": "ring"}
+    )
+    assert await running.get("/healthz") == (200, "ok\n")
+    assert await running.get("/readyz") == (200, "ready\n")
+    assert (await running.get("/nowhere"))[0] == 404
+
+    state = json.loads((await running.get("/api/state"))[1])
+    assert state["ready"] is True
+    (group,) = state["pools"]
+    assert (group["name"], group["policy"], group["generation"], group["open_leases"]) == (
+        "blue",
+        "ring",
+        2,
+        0,
+    )
+    assert [(e["name"], e["address"], e["ready"], e["inflight"]) for e in group["endpoints"]] == [
+        ("down", down.address, False, 0),
+        ("up", up.address, True, 0),
+    ]
+
+    async with ext_proc_client.connect(running.grpc) as client:
+        stream = client.open(request_body_mode=Mode.BUFFERED)
+        await parked(stream)
+        (group,) = json.loads((await running.get("/api/state"))[1])["pools"]
+        assert group["open_leases"] == 1
+        one = next(e for e in group["endpoints"] if e["name"] == "up")
+        assert one["inflight"] == 1
+        assert one["pending_tokens"] > 1000
+        assert one["residency_blocks"] > 10
+        families = await scraped(running)
+
+    found = {
+        family.name + ("_total" if family.type == "counter" else ""): (family.type, family.documentation)
+        for family in families.values()
+        if not family.name.endswith("_created")
+    }
+    assert found == documented()
+    values = {
+        sample.name: sample.value
+        for family in families.values()
+        for sample in family.samples
+        if sample.labels.get("endpoint", "up") == "up"
+    }
+    assert values["kvring_inflight_requests"] == values["kvring_streams_open"] == 1
+    assert values["kvring_endpoint_ready"] == 1
+    assert values["kvring_start_time_seconds"] > 1_700_000_000
+    await eventually(lambda: no_leases(running))
+
+
+async def parked(stream: Stream) -> None:
+    await stream.request_headers({":path": "/v1/chat/completions"})
+    await stream.receive()
+    message = {"role": "user", "content": "y" * 40_000}
+    await stream.request_body(json.dumps({"model": "m", "messages": [message]}).encode())
+    await stream.receive()
+
+
+async def no_leases(running: Sidecar) -> bool:
+    return await running.open_leases() == 0
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_the_admin_server_only_reads(serve: Callable[..., Any], method: str) -> None:
+    import aiohttp  # noqa: PLC0415
+
+    served = await serve()
+    await served.admin.start("127.0.0.1:0")
+    try:
+        async with aiohttp.ClientSession() as session:
+            for path in ("/metrics", "/healthz", "/readyz", "/api/state"):
+                async with session.request(method, f"http://{served.admin.address}{path}") as answer:
+                    assert answer.status == 405
+    finally:
+        await served.admin.stop()
+
+
+async def test_requests_leave_no_trace_and_make_no_series(
+    sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
+) -> None:
+    """200 invented models and paths, with a mark wherever a request can carry one."""
+    up = await endpoint().listen()
+    running = await sidecar({"up": up.address}, environ={"KVRING_LOG_LEVEL": "debug"})
+    rng = random.Random(3)
+    before = await series(running)
+    async with ext_proc_client.connect(running.grpc) as client:
+
+        async def one(number: int) -> None:
+            model = f"{MARK}-{rng.random()}"
+            body = json.dumps(
+                {
+                    "model": model,
+                    "user": MARK,
+                    "prompt_cache_key": MARK,
+                    "messages": [{"role": "user", "content": f"{MARK} {number} " * 50}],
+                }
+            ).encode()
+            if number % 5 == 0:
+                body = body[: rng.randrange(len(body))]
+            elif number % 7 == 0:
+                body = MARK.encode() + body
+            path = "/v1/chat/completions" if number % 3 else f"/v1/{MARK}/{rng.random()}"
+            headers = {
+                ":path": f"{path}?key={MARK}",
+                ":authority": f"{MARK}.example",
+                "authorization": f"Bearer {MARK}",
+                "x-api-key": MARK,
+                "cookie": MARK,
+                f"x-{MARK}": MARK,
+                "content-encoding": "" if number % 11 else MARK,
+            }
+            mode = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL, DUPLEX)[number % 3]
+            await request(client, mode, headers, body, cut=number % 5 == 0 and mode is Mode.BUFFERED_PARTIAL)
+
+        await asyncio.gather(*(one(number) for number in range(200)))
+        for data in (MARK.encode(), b"\x12\xff" + MARK.encode(), b"\xff\xff"):
+            stream = client.open()
+            await stream.send_bytes(data)
+            assert await stream.rest() == []
+        hint = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": f"{MARK}:1"}}
+        stream = client.open(request_body_mode=Mode.NONE, metadata=hint)
+        await stream.request_headers({":path": MARK})
+        await stream.receive()
+        stream.cancel()
+    await garbage(running.admin)
+    await eventually(lambda: no_leases(running))
+
+    families = await scraped(running)
+    assert await series(running) == before
+    pages = [(await running.get(page))[1] for page in ("/metrics", "/api/state", "/healthz", "/readyz")]
+    counted = {
+        tuple(sample.labels.values()): sample.value
+        for name in ("kvring_choices", "kvring_unkeyed", "kvring_no_opinion")
+        for sample in families[name].samples
+        if sample.name.endswith("_total")
+    }
+    assert counted["unknown_path",] > 0
+    assert counted["bad_json",] > 0
+    assert counted["content_encoding",] > 0
+    assert counted["malformed_message",] == 3
+    assert counted["no_endpoint",] == 1
+    assert counted["fault",] == 0
+    running.signal()
+    assert await running.exited() == 0
+    logged = running.events()
+    assert len([line for line in logged if line["event"] == "choice"]) == 200, "debug tells every choice"
+    everything = "\n".join([*pages, running.stderr()])
+    assert MARK not in everything
+    assert len(everything) > 10_000
+
+
+async def garbage(address: str) -> None:
+    """What is no HTTP, and what is no path of ours."""
+    host, _, port = address.rpartition(":")
+    for data in (
+        f"{MARK}\r\n\r\n",
+        f"GET /{MARK} HTTP/9.9\r\n\r\n",
+        f"GET /\x00{MARK} HTTP/1.1\r\nhost: {MARK}\r\n\r\n",
+        f"GET /metrics HTTP/1.1\r\nhost: a\r\ncontent-length: {MARK}\r\n\r\n",
+        f"GET /{MARK * 2000} HTTP/1.1\r\nhost: a\r\n\r\n",
+        f"GET /{MARK} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
+    ):
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data.encode())
+            answer = await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+        assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
