@@ -12,9 +12,9 @@ above 1/n to the end (few conversations), the deepest edge's first block is take
 the conversation grows; when many prompts end inside known blocks (one hot prefix, questions shorter than a
 block), the tail tells them apart.
 
-Bounds: `edges_max` edges of at most `_DEPTH_BLOCKS` blocks, 32 MB at worst. Counts halve every `half_life_s`, and early when
-the tree is full; what falls below one half is dropped. Two processes that see the same requests find the
-same anchors. Never: a walk longer than the number of edges on the path.
+Bounds: `edges_max` edges of at most `_DEPTH_BLOCKS` blocks, 32 MB at worst. Counts halve every
+`half_life_s`, and early when the tree is full; what falls below one half is dropped. Two processes that see
+the same requests find the same anchors. Never: a walk longer than the number of edges on the path.
 Called by: router. Source: our rule; measured against others in docs/decisions.
 """
 

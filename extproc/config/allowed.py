@@ -59,6 +59,8 @@ def _rows(found: inspect.Type, prefix: str) -> Iterator[Setting]:
 def _default(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
         return "see below"
+    if value is msgspec.NODEFAULT:
+        return "none"  # made anew each time: an empty list
     return "unset" if value is None else msgspec.json.encode(value).decode().strip('"')
 
 
