@@ -47,13 +47,13 @@ __all__ = ["Exchange", "Settings", "read_prompt"]
 class Settings:
     """How every exchange is read, and its limits.
 
-    `key_header`: request header whose value is an explicit key, "" for none. In duplex, headers are held
+    `key_header`: request header whose value is an explicit key; None for none. In duplex, headers are held
     back for at most `held_bytes_max` of the body [bytes] and `decision_timeout_s` [s]; Envoy has no timeout
     there.
     """
 
     prompt: prompt.Settings = field(default_factory=prompt.Settings)
-    key_header: str = ""
+    key_header: str | None = None
     held_bytes_max: int = 4 * 1024 * 1024
     decision_timeout_s: float = 0.2
 

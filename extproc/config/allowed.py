@@ -60,8 +60,11 @@ def _default(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
         return "see below"
     if value is msgspec.NODEFAULT:
-        return "none"  # made anew each time: an empty list
-    return "unset" if value is None else msgspec.json.encode(value).decode().strip('"')
+        return "[]"  # made anew each time
+    if value is None:
+        return "unset"
+    encoded = msgspec.json.encode(value).decode()
+    return encoded if "\\" in encoded else encoded.strip('"')
 
 
 def _walk(path: list[str | int]) -> inspect.Type:

@@ -167,21 +167,24 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = 512 * 1024
     key_header: Annotated[
-        str,
+        Annotated[str, msgspec.Meta(pattern="^[a-z0-9-]{1,64}$")] | None,
         msgspec.Meta(
-            pattern="^([a-z0-9-]{1,64})?$",
             description=(
                 "Request header whose value keys the ring instead of the prompt, in lower case. Equal"
-                " values stay together up to the bound. Empty: none."
+                " values stay together up to the bound."
             ),
         ),
-    ] = ""
+    ] = None
     prompt_cache_key: Annotated[
         bool, msgspec.Meta(description="Obey the `prompt_cache_key` of a body in the same way.")
     ] = True
     volatile_spans: Annotated[
         list[VolatileSpan],
-        msgspec.Meta(max_length=16, description="More text that hashing leaves out, beside what is known."),
+        msgspec.Meta(
+            min_length=0,
+            max_length=16,
+            description="More text that hashing leaves out, beside what is known.",
+        ),
     ] = []
     held_bytes_max: Annotated[
         int,
