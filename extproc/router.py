@@ -28,7 +28,7 @@ from extproc import prompt as _prompt
 from extproc import residency as _residency
 from extproc import ring as _ring
 
-__all__ = ["Router", "Settings"]
+__all__ = ["Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
@@ -57,22 +57,32 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is known of one request.
+class Request:
+    """What a choice needs to know; `Router.read` makes it of a prompt, the simulator of a trace.
 
-    `first`: an endpoint to try before the ring's. `unread_tokens`: of `tokens`, those behind the chain.
-    `prefills`: whether the engine will compute it.
+    `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
+    lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
+    request's own key, `explicit_by` where it stood. `previous`: the stored answer that it continues.
     """
 
-    keyed_by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
-    key: int | None = None
     chain: _chain.Chain | None = None
-    anchor_block: int | None = None
-    first: _pool.EndpointId | None = None
     tokens: float = 0.0
     unread_tokens: float = 0.0
     prefills: bool = True
     unkeyed: _prompt.Unkeyed | None = None
+    explicit: str | None = None
+    explicit_by: _choice.KeyedBy = _choice.KeyedBy.HEADER
+    previous: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Where a request belongs: ring key, where it came from, and an endpoint to try before the ring's."""
+
+    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
+    value: int | None = None
+    anchor_block: int | None = None
+    first: _pool.EndpointId | None = None
 
 
 class Router:
@@ -117,60 +127,70 @@ class Router:
             subset: addresses the gateway allows; None allows all.
             key: the request's explicit key from a header; None if it has none.
         """
+        return self.place(self.read(prompt, key), now, chance, subset)
+
+    def place(
+        self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
+    ) -> _choice.Decision | _choice.NoEndpoint:
+        """As `choose`, of a request that was read already."""
         endpoints = self.pool.ready
         if subset is not None:
             endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
         if not endpoints:
             return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready))
-        return self._decide(endpoints, self._asked(prompt, key, now), now, chance)
+        return self._decide(endpoints, request, self._key_of(request, now), now, chance)
+
+    def read(self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None) -> Request:
+        """The request of `prompt`; `key` is its explicit key from a header."""
+        if isinstance(prompt, _prompt.Unkeyed):
+            return Request(unkeyed=prompt, explicit=key)
+        unread = prompt.unread_bytes / self.settings.bytes_per_token
+        return Request(
+            chain=self.chain_of(prompt) if prompt.unkeyed is None else None,
+            tokens=len(prompt.text) / self.settings.bytes_per_token + unread,
+            unread_tokens=unread,
+            prefills=prompt.prefills,
+            unkeyed=prompt.unkeyed,
+            explicit=key or prompt.cache_key,
+            explicit_by=_choice.KeyedBy.HEADER if key else _choice.KeyedBy.CACHE_KEY,
+            previous=prompt.previous_response,
+        )
 
     def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
         """The chain of `prompt` under this pool's block size."""
         seed = _chain.seed_of(prompt.seeds)
         return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
 
-    def _asked(self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None, now: float) -> _Asked:
+    def _key_of(self, request: Request, now: float) -> _Key:
+        """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
         keyed = _choice.KeyedBy
-        if isinstance(prompt, _prompt.Unkeyed):
-            if key is None:
-                return _Asked(unkeyed=prompt)
-            return _Asked(keyed.HEADER, _explicit(key), unkeyed=prompt)
-        unread = prompt.unread_bytes / self.settings.bytes_per_token
-        tokens = len(prompt.text) / self.settings.bytes_per_token + unread
-        chain = first = block = ring_key = None
-        keyed_by = keyed.NOTHING
-        if prompt.unkeyed is None:
-            chain = self.chain_of(prompt)
-            anchor = self._anchors.observe(chain, len(self.pool.endpoints), now)
-            keyed_by, ring_key, block = keyed.ANCHOR, anchor.key, anchor.block
-        if prompt.previous_response is not None:
-            first = self.answers.find(prompt.previous_response, now)
+        anchor = None
+        if request.chain is not None:  # counted whatever decides in the end
+            anchor = self._anchors.observe(request.chain, len(self.pool.endpoints), now)
+        if request.explicit is not None:
+            return _Key(request.explicit_by, _explicit(request.explicit))
+        if request.previous is not None:
+            first = self.answers.find(request.previous, now)
             if first is not None:
-                keyed_by, ring_key = keyed.PREVIOUS, _explicit(prompt.previous_response)
-        explicit = key or prompt.cache_key
-        if explicit is not None:
-            keyed_by = keyed.HEADER if key else keyed.CACHE_KEY
-            ring_key, block, first = _explicit(explicit), None, None
-        return _Asked(
-            keyed_by, ring_key, chain, block, first, tokens, unread, prompt.prefills, prompt.unkeyed
-        )
+                return _Key(keyed.PREVIOUS, _explicit(request.previous), None, first)
+        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block)
 
     def _decide(
-        self, endpoints: Sequence[_pool.Endpoint], asked: _Asked, now: float, chance: float
+        self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
-        candidates = [self._candidate(endpoint, asked, now) for endpoint in endpoints]
-        name = self._policy_for(asked)
+        candidates = [self._candidate(endpoint, request, now) for endpoint in endpoints]
+        name = self._policy_for(key)
         # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
         self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
-            if asked.key is None:
+            if key.value is None:
                 return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            return self._ring_order(endpoints, asked.key, asked.first)
+            return self._ring_order(endpoints, key.value, key.first)
 
         limits = self.settings.limits
-        question = _policy.Question(candidates, asked.tokens, ring_order, limits, turn, chance)
+        question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
         pick = _policy.POLICIES[name](question)
         chosen = candidates[pick.index]
         made = _choice.Choice(
@@ -178,31 +198,31 @@ class Router:
             alternates=self._alternates(pick, candidates, ring_order),
             policy=name,
             reason=pick.reason,
-            unkeyed=asked.unkeyed,
-            keyed_by=asked.keyed_by,
-            key=asked.key,
-            anchor_block=asked.anchor_block,
-            chain_blocks=0 if asked.chain is None else len(asked.chain),
+            unkeyed=request.unkeyed,
+            keyed_by=key.by,
+            key=key.value,
+            anchor_block=key.anchor_block,
+            chain_blocks=0 if request.chain is None else len(request.chain),
             ring_steps=pick.ring_steps,
             work_seen=chosen.work,
-            prompt_tokens=asked.tokens,
+            prompt_tokens=request.tokens,
             cached_tokens=chosen.cached_tokens,
             candidates=tuple(endpoint.id for endpoint in endpoints),
             costs=pick.costs,
         )
-        if asked.chain is not None and asked.prefills:
-            self.residency.add(chosen.endpoint.id, asked.chain, now)
+        if request.chain is not None and request.prefills:
+            self.residency.add(chosen.endpoint.id, request.chain, now)
         # The lease comes last: a fault before it leaves nothing to release.
-        uncached = max(round(asked.tokens - chosen.cached_tokens), 0) if asked.prefills else 0
+        uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
         return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now))
 
-    def _policy_for(self, asked: _Asked) -> str:
+    def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
         if name in _KEYLESS:
             return name
-        if asked.keyed_by is _choice.KeyedBy.NOTHING:
+        if key.by is _choice.KeyedBy.NOTHING:
             return "least_load"
-        return name if asked.keyed_by is _choice.KeyedBy.ANCHOR else "ring"
+        return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
 
     def _ring_order(
         self, endpoints: Sequence[_pool.Endpoint], key: int, first: _pool.EndpointId | None
@@ -214,16 +234,16 @@ class Router:
             if name != first:
                 yield position[name]
 
-    def _candidate(self, endpoint: _pool.Endpoint, asked: _Asked, now: float) -> _policy.Candidate:
+    def _candidate(self, endpoint: _pool.Endpoint, request: Request, now: float) -> _policy.Candidate:
         load = self.ledger.load(endpoint.id, now)
         cached = 0.0
-        if asked.chain is not None:
-            match = self.residency.match(endpoint.id, asked.chain, now)
+        if request.chain is not None:
+            match = self.residency.match(endpoint.id, request.chain, now)
             colder = match.any_blocks - match.gpu_blocks
             blocks = match.gpu_blocks + colder * (1 - self.settings.host_load_cost)
             cached = blocks * self.settings.block_bytes / self.settings.bytes_per_token
-            if match.any_blocks and match.any_blocks == len(asked.chain):
-                cached += asked.unread_tokens  # who holds all we can see holds, most likely, the rest
+            if match.any_blocks and match.any_blocks == len(request.chain):
+                cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
         return _policy.Candidate(endpoint, load.inflight, load.pending, cached)
 
     def _alternates(
