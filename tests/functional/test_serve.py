@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import re
 import signal
 import socket
@@ -89,6 +91,43 @@ async def test_sigterm_tells_first_serves_on_then_ends_streams_and_exits_zero(
         assert await ended_well(two_way)
     assert await running.exited() == 0
     assert [line["event"] for line in running.events()][-2:] == ["draining", "stopped"]
+
+
+async def test_streams_reset_at_any_moment_leave_no_lease_and_no_error_in_the_log(
+    sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
+) -> None:
+    running = await sidecar(await listening(endpoint, 3), decision_timeout_s=0.05)
+    rng = random.Random(4)
+    body = chat("c" * 300_000)
+    chunks = [body[at : at + 60_000] for at in range(0, len(body), 60_000)]
+
+    async def play(client: ext_proc_client.Client, number: int) -> None:
+        mode = list(Mode)[number % len(Mode)]
+        stream = client.open(request_body_mode=mode, response_body_mode=rng.choice([Mode.NONE, DUPLEX]))
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError, asyncio.CancelledError):
+            await stream.request_headers(PATH)
+            resetting = asyncio.get_running_loop().call_later(rng.uniform(0, 0.15), stream.cancel)
+            for data in chunks:
+                await stream.request_body(data, end_of_stream=data is chunks[-1])
+            for _ in range(5):
+                await stream.response_body(bytes(50_000), end_of_stream=False)
+            await stream.rest()
+            resetting.cancel()
+
+    for _ in range(2):
+        async with ext_proc_client.connect(running.grpc) as client:
+            await asyncio.gather(*(play(client, number) for number in range(60)))
+            for number in range(12):  # and these lose their connection
+                mode = list(Mode)[number % len(Mode)]
+                stream = client.open(request_body_mode=mode)
+                await stream.request_headers(PATH)
+                await stream.request_body(chunks[0], end_of_stream=False)
+    await streams_open(running, 0)
+    assert await running.open_leases() == 0
+    _, text = await running.get("/metrics")
+    assert 'kvring_no_opinion_total{reason="fault"} 0.0' in text
+    running.signal()
+    assert await running.exited() == 0
 
 
 async def test_sigint_drains_too_and_cuts_a_stream_that_never_ends(

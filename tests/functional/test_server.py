@@ -10,10 +10,12 @@ import io
 import json
 import logging
 import random
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -243,6 +245,18 @@ async def test_a_message_that_brings_nothing_known_is_passed_over(serve: Serve) 
         await stream.half_close()
         assert await stream.rest() == []
     assert served.count("kvring_no_opinion_total", reason="malformed_message") == 0
+
+
+async def test_a_unix_socket_serves_too_also_where_an_old_one_was_left(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "kvring.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    served = await serve(listen=f"unix:{path}")
+    assert served.address == f"unix:{path}"
+    async with ext_proc_client.connect(served.address) as client:
+        stream = client.open(request_body_mode=Mode.BUFFERED)
+        *_, steering = await ask(stream, Mode.BUFFERED, chat("p"))
+        assert steered(steering) in served.addresses
 
 
 # ---- full duplex ----
@@ -565,7 +579,7 @@ async def test_a_fault_in_duplex_loses_no_chunk(serve: Serve, ending: str, log_t
     served = await serve(kind=FaultyRouter, decision_timeout_s=0.1 if ending == "deadline" else 30)
     chunks = [b"1" * 1000, b"", b"2" * 70_000, b"3"]
     async with ext_proc_client.connect(served.address) as client:
-        stream = client.open(request_body_mode=DUPLEX)
+        stream = client.open(request_body_mode=DUPLEX, response_body_mode=DUPLEX)
         await stream.request_headers(PATH)
         for data in chunks:
             await stream.request_body(data, end_of_stream=False)
@@ -586,6 +600,9 @@ async def test_a_fault_in_duplex_loses_no_chunk(serve: Serve, ending: str, log_t
             for data, end in ((b"5" * 1000, False), (b"", True)):
                 await stream.request_body(data, end_of_stream=end)
                 assert chunk(await stream.receive()) == (data, end)
+        for data, end in ((b"data: 1", False), (b"", False), (b"data: 2", True)):
+            await stream.response_body(data, end_of_stream=end)
+            assert chunk(await stream.receive()) == (data, end)
         await stream.half_close()
         assert await stream.rest() == []
         assert await stream.code() is grpc.StatusCode.OK
