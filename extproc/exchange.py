@@ -111,8 +111,7 @@ class Exchange:
             case RequestBody():
                 return self._request_body(event, now, chance)
             case RequestTrailers():
-                self._request_ended = True
-                return [*self._flush(now, chance), Reply(Phase.REQUEST_TRAILERS)]
+                return self._request_trailers(now, chance)
             case ResponseHeaders():
                 return [Reply(Phase.RESPONSE_HEADERS)]
             case ResponseBody():
@@ -171,6 +170,15 @@ class Exchange:
         self._held.append(event)
         self._held_bytes += len(event.data)
         return self._flush(now, chance) if self._seen_enough(event) else []
+
+    def _request_trailers(self, now: float, chance: float) -> list[Action]:
+        self._request_ended = True
+        if self.deadline_s is not None:
+            return [*self._flush(now, chance), Reply(Phase.REQUEST_TRAILERS)]
+        steer = None
+        if self.result is None and self._headers.body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
+            steer = self._choose(prompt.Unkeyed.BODY, now, chance)  # headers, no body message, trailers
+        return [Reply(Phase.REQUEST_TRAILERS, steer)]
 
     def _seen_enough(self, event: RequestBody) -> bool:
         """Whether to wait for no more of the body. Past the reading budget one look tells if a key is there;

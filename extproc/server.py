@@ -73,6 +73,9 @@ class Server:
             options=[
                 ("grpc.max_receive_message_length", settings.message_bytes_max),
                 ("grpc.max_send_message_length", settings.message_bytes_max),
+                # An Envoy that vanished without a word ends no stream: ask, or its leases stay open.
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.so_reuseport", 0),  # a second process on the port is a mistake: say so
             ]
         )

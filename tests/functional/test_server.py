@@ -621,7 +621,6 @@ class LateFaultyRouter(router.Router):
         raise RuntimeError(MARKER)
 
 
-@pytest.mark.xfail(reason="Router._decide takes the lease first and does what may fail after it")
 @every_mode
 async def test_a_fault_late_in_the_choice_leaves_no_lease(
     serve: Serve, mode: Mode | None, log_text: io.StringIO

@@ -302,3 +302,14 @@ def test_stream_can_end_early_only_when_nothing_is_held_or_echoed() -> None:
     assert not duplex.can_end_early
     feed(answering, headers(BodyMode.BUFFERED, response_body_mode=DUPLEX), chunk(BODY, end=True))
     assert not answering.can_end_early
+
+
+@pytest.mark.parametrize("mode", AT_BODY)
+def test_headers_and_trailers_without_a_body_message_are_steered_by_the_trailers(
+    mode: BodyMode | None,
+) -> None:
+    one = opened(chooser())
+    feed(one, headers(mode))
+    (reply,) = feed(one, protocol.RequestTrailers())
+    assert reply == Reply(Phase.REQUEST_TRAILERS, Steer(choice_of(one).endpoint.address))
+    assert choice_of(one).unkeyed is prompt.Unkeyed.BODY
