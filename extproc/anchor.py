@@ -12,14 +12,15 @@ above 1/n to the end (few conversations), the deepest edge's first block is take
 the conversation grows; when many prompts end inside known blocks (one hot prefix, questions shorter than a
 block), the tail tells them apart.
 
-Bounds: `edges_max` edges of at most `_DEPTH_BLOCKS` blocks. Counts halve every `half_life_s`, and early when
-the tree is full; what falls below one half is dropped. Two processes that see the same requests find the
-same anchors. Never: a walk longer than the number of edges on the path.
+Bounds: `edges_max` edges of at most `_DEPTH_BLOCKS` blocks, 32 MB at worst. Counts halve every
+`half_life_s`, and early when the tree is full; what falls below one half is dropped. Two processes that see
+the same requests find the same anchors. Never: a walk longer than the number of edges on the path.
 Called by: router. Source: our rule; measured against others in docs/decisions.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from extproc import chain
@@ -43,12 +44,12 @@ class Anchors:
 
     __slots__ = ("_edges", "_edges_max", "_half_life_s", "_halved_s", "_root")
 
-    def __init__(self, edges_max: int = 8192, half_life_s: float = 300.0) -> None:
+    def __init__(self, edges_max: int = 4096, half_life_s: float = 300.0) -> None:
         """`edges_max`: bound of the tree [>= 2]; `half_life_s`: how fast traffic is forgotten [s, > 0]."""
         self._edges_max = edges_max
         self._half_life_s = half_life_s
         self._halved_s: float | None = None
-        self._root = _Edge((), 0.0)
+        self._root = _Edge(array("Q"), 0.0)
         self._root.grows = False
         self._edges = 0
 
@@ -91,9 +92,11 @@ class Anchors:
             child = edge.children.get(hashes[position])
             if child is None:
                 if edge.grows:
-                    edge.hashes += hashes[position:]  # one conversation, longer by a turn: still one edge
+                    edge.hashes.extend(
+                        hashes[position:]
+                    )  # one conversation, longer by a turn: still one edge
                 else:
-                    self._add(edge, _Edge(hashes[position:], 1.0))
+                    self._add(edge, _Edge(array("Q", hashes[position:]), 1.0))
                 return
             child.count += 1
             common = _common(child.hashes, hashes, position)
@@ -152,7 +155,7 @@ class _Edge:
 
     __slots__ = ("children", "count", "ended", "grows", "hashes")
 
-    def __init__(self, hashes: tuple[chain.BlockHash, ...], count: float) -> None:
+    def __init__(self, hashes: array[chain.BlockHash], count: float) -> None:
         self.hashes = hashes
         self.count = count
         self.ended = 0.0
@@ -160,7 +163,7 @@ class _Edge:
         self.children: dict[chain.BlockHash, _Edge] = {}
 
 
-def _common(edge: tuple[chain.BlockHash, ...], hashes: tuple[chain.BlockHash, ...], start: int) -> int:
+def _common(edge: array[chain.BlockHash], hashes: tuple[chain.BlockHash, ...], start: int) -> int:
     """How many blocks of `edge` equal those of `hashes` from `start` on; equal hashes mean equal starts."""
     low, high = 0, min(len(edge), len(hashes) - start)
     while low < high:

@@ -19,158 +19,47 @@ Called by: server. Source: Envoy's ext_proc v3 API; docs/exchange.md.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from extproc import ledger, prompt, router
+from extproc import choice, ledger, prompt, router
+from extproc.protocol import (
+    Action,
+    BodyMode,
+    Echo,
+    Event,
+    Phase,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Steer,
+)
 
-__all__ = [
-    "Action",
-    "BodyMode",
-    "Echo",
-    "Event",
-    "Exchange",
-    "Phase",
-    "Reply",
-    "RequestBody",
-    "RequestHeaders",
-    "RequestTrailers",
-    "ResponseBody",
-    "ResponseHeaders",
-    "ResponseTrailers",
-    "Settings",
-    "Steer",
-]
-
-
-class BodyMode(enum.Enum):
-    """How Envoy sends bodies (`ProcessingMode.BodySendMode`; the values are the protocol's numbers)."""
-
-    NONE = 0
-    STREAMED = 1
-    BUFFERED = 2
-    BUFFERED_PARTIAL = 3
-    FULL_DUPLEX_STREAMED = 4
-    GRPC = 5
-
-
-class Phase(enum.Enum):
-    """Which of Envoy's messages a reply answers."""
-
-    REQUEST_HEADERS = "request_headers"
-    REQUEST_BODY = "request_body"
-    REQUEST_TRAILERS = "request_trailers"
-    RESPONSE_HEADERS = "response_headers"
-    RESPONSE_BODY = "response_body"
-    RESPONSE_TRAILERS = "response_trailers"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
-    """First event of an exchange.
-
-    `headers`: names in lower case, pseudo headers included (":path", ":method"); of a repeated name the
-    values joined by ",". `body_mode` and `response_body_mode`: from `protocol_config`, None where Envoy
-    (before 1.33) does not say. `attributes`: request attributes by name ("xds.cluster_name"). `subset`:
-    the gateway's subset hint, addresses "ip:port"; None when absent, () when present but empty.
-    """
-
-    headers: Mapping[str, str]
-    end_of_stream: bool
-    body_mode: BodyMode | None = None
-    response_body_mode: BodyMode | None = None
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    subset: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestBody:
-    """A piece of the request body: all of it, its start (BUFFERED_PARTIAL), or a chunk."""
-
-    data: bytes
-    end_of_stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
-    """Trailers of the request; nothing in them is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
-    """The engine's answer has begun. Not a sign of the first token: engines send headers early.
-
-    `status`: HTTP status, 0 if unreadable.
-    """
-
-    status: int
-    end_of_stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
-    """A piece of the answer's body; the first one ends the prefill."""
-
-    data: bytes
-    end_of_stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
-    """Trailers of the answer; nothing in them is read."""
-
-
-Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
-
-
-@dataclass(frozen=True, slots=True)
-class Steer:
-    """What a reply tells Envoy about the destination.
-
-    `address`: "ip:port" (or an ordered list "ip:port,ip:port") to set as metadata and header;
-    "" to remove the header, so that a client's own value never steers.
-    """
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Continue with this phase, steering if `steer` is given."""
-
-    phase: Phase
-    steer: Steer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A body chunk handed back unchanged (FULL_DUPLEX_STREAMED); phase is one of the two bodies."""
-
-    phase: Phase
-    data: bytes
-    end_of_stream: bool
-
-
-Action = Reply | Echo
+__all__ = ["Exchange", "Settings", "read_prompt"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Limits of every exchange.
+    """How every exchange is read, and its limits.
 
-    `prompt_bytes_max`: of a body, no more than this is read, or held back in duplex [bytes].
-    `decision_timeout_s`: in duplex, how long headers are held for the body [s]; Envoy has no timeout there.
+    `key_header`: request header whose value is an explicit key; None for none. In duplex, headers are held
+    back for at most `held_bytes_max` of the body [bytes] and `decision_timeout_s` [s]; Envoy has no timeout
+    there.
     """
 
-    prompt_bytes_max: int = 2 * 1024 * 1024
+    prompt: prompt.Settings = field(default_factory=prompt.Settings)
+    key_header: str | None = None
+    held_bytes_max: int = 4 * 1024 * 1024
     decision_timeout_s: float = 0.2
 
 
 _AT_HEADERS = {BodyMode.NONE, BodyMode.STREAMED, BodyMode.GRPC}
 _NO_STEER = Steer("")
-_PLAIN = {"", "identity"}
 
 
 class Exchange:
@@ -181,8 +70,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_headers", "_held", "_held_bytes", "_lease", "_passive", "_request_ended", "_response_ended",
-        "_router", "_settings", "deadline_s", "result",
+        "_answer_start", "_headers", "_held", "_held_bytes", "_lease", "_looked", "_passive",
+        "_request_ended", "_response_ended", "_router", "_settings", "deadline_s", "result",
     )  # fmt: skip
 
     def __init__(self, chooser: router.Router, settings: Settings) -> None:
@@ -191,13 +80,15 @@ class Exchange:
         self._settings = settings
         self._headers = RequestHeaders({}, end_of_stream=False)
         self._held: list[RequestBody] = []
+        self._looked = False
+        self._answer_start: bytes | None = None  # of the answer's body, while its id is looked for
         self._held_bytes = 0
         self._lease: ledger.Lease | None = None
         self._passive = False
         self._request_ended = False
         self._response_ended = False
         self.deadline_s: float | None = None
-        self.result: router.Choice | router.NoEndpoint | None = None
+        self.result: choice.Choice | choice.NoEndpoint | None = None
 
     @property
     def can_end_early(self) -> bool:
@@ -220,12 +111,11 @@ class Exchange:
             case RequestBody():
                 return self._request_body(event, now, chance)
             case RequestTrailers():
-                self._request_ended = True
-                return [*self._flush(now, chance), Reply(Phase.REQUEST_TRAILERS)]
+                return self._request_trailers(now, chance)
             case ResponseHeaders():
                 return [Reply(Phase.RESPONSE_HEADERS)]
             case ResponseBody():
-                return self._response_body(event)
+                return self._response_body(event, now)
             case ResponseTrailers():
                 return [Reply(Phase.RESPONSE_TRAILERS)]
             case _:
@@ -279,16 +169,37 @@ class Exchange:
             return [Echo(Phase.REQUEST_BODY, event.data, event.end_of_stream)]
         self._held.append(event)
         self._held_bytes += len(event.data)
-        if event.end_of_stream or self._held_bytes >= self._settings.prompt_bytes_max or self._passive:
-            return self._flush(now, chance)
-        return []
+        return self._flush(now, chance) if self._seen_enough(event) else []
+
+    def _request_trailers(self, now: float, chance: float) -> list[Action]:
+        self._request_ended = True
+        if self.deadline_s is not None:
+            return [*self._flush(now, chance), Reply(Phase.REQUEST_TRAILERS)]
+        steer = None
+        if self.result is None and self._headers.body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
+            steer = self._choose(prompt.Unkeyed.BODY, now, chance)  # headers, no body message, trailers
+        return [Reply(Phase.REQUEST_TRAILERS, steer)]
+
+    def _seen_enough(self, event: RequestBody) -> bool:
+        """Whether to wait for no more of the body. Past the reading budget one look tells if a key is there;
+        if not (the model comes behind the messages), the body's end may have it.
+        """
+        settings = self._settings
+        if event.end_of_stream or self._passive or self._held_bytes >= settings.held_bytes_max:
+            return True
+        if self._looked or self._held_bytes < settings.prompt.bytes_max:
+            return False
+        self._looked = True
+        return isinstance(self._read(self._held_body(), whole=False), prompt.Prompt)
+
+    def _held_body(self) -> bytes:
+        return b"".join(chunk.data for chunk in self._held)
 
     def _flush(self, now: float, chance: float) -> list[Action]:
         """Choose by the chunks held, answer the headers, hand the chunks back. Nothing if none is held."""
         if self.deadline_s is None:
             return []
-        body = b"".join(chunk.data for chunk in self._held)
-        steer = self._choose(self._read(body, whole=self._request_ended), now, chance)
+        steer = self._choose(self._read(self._held_body(), whole=self._request_ended), now, chance)
         self.deadline_s = None
         held, self._held = self._held, []
         return [
@@ -296,9 +207,11 @@ class Exchange:
             *(Echo(Phase.REQUEST_BODY, chunk.data, chunk.end_of_stream) for chunk in held),
         ]
 
-    def _response_body(self, event: ResponseBody) -> list[Action]:
+    def _response_body(self, event: ResponseBody, now: float) -> list[Action]:
         if self._lease is not None and event.data:
             self._lease.prefilled()
+        if self._answer_start is not None:
+            self._learn_answer(event.data, now)
         if self._headers.response_body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
             return [Reply(Phase.RESPONSE_BODY)]
         if self._response_ended:
@@ -306,24 +219,45 @@ class Exchange:
         self._response_ended = event.end_of_stream
         return [Echo(Phase.RESPONSE_BODY, event.data, event.end_of_stream)]
 
+    def _learn_answer(self, data: bytes, now: float) -> None:
+        """Remember where a stored answer was given, once its id has come."""
+        start = (self._answer_start or b"") + data[: prompt.ANSWER_BYTES_MAX]
+        answer = prompt.answer_id(start)
+        if answer is not None and isinstance(self.result, choice.Choice):
+            self._router.answers.remember(answer, self.result.endpoint.id, now)
+        self._answer_start = None if answer or len(start) >= prompt.ANSWER_BYTES_MAX else start
+
     def _read(self, body: bytes, *, whole: bool) -> prompt.Prompt | prompt.Unkeyed:
         if self._passive:
             return prompt.Unkeyed.BODY
-        headers = self._headers.headers
-        if headers.get("content-encoding", "").strip().lower() not in _PLAIN:
-            return prompt.Unkeyed.ENCODING
-        bytes_max = self._settings.prompt_bytes_max
-        return prompt.read(headers.get(":path", ""), body, whole=whole, bytes_max=bytes_max)
+        return read_prompt(self._headers.headers, body, self._settings.prompt, whole=whole)
 
     def _choose(self, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float) -> Steer:
         if self._passive:
             return _NO_STEER
-        if isinstance(self.result, router.Choice):  # headers twice, against the protocol
+        if isinstance(self.result, choice.Choice):  # headers twice, against the protocol
             return Steer(self.result.addresses)
-        answer = self._router.choose(read, now, chance, self._headers.subset)
-        if isinstance(answer, router.NoEndpoint):
+        name = self._settings.key_header
+        key = self._headers.headers.get(name) or None if name else None
+        answer = self._router.choose(read, now, chance, self._headers.subset, key)
+        if isinstance(answer, choice.NoEndpoint):
             self.result = answer
             return _NO_STEER
         self._lease = answer.lease
         self.result = answer.choice
+        if isinstance(read, prompt.Prompt) and read.api == prompt.STORED_ANSWERS:
+            self._answer_start = b""
         return Steer(answer.choice.addresses)
+
+
+def read_prompt(
+    headers: Mapping[str, str], body: bytes, settings: prompt.Settings, *, whole: bool
+) -> prompt.Prompt | prompt.Unkeyed:
+    """The prompt of a request with these headers, or why it has none."""
+    coding = headers.get("content-encoding", "")
+    plain = prompt.inflate(coding, body, settings.bytes_max, whole=whole) if coding else None
+    if coding and plain is None:
+        return prompt.Unkeyed.ENCODING
+    if plain is not None:
+        body, whole = plain.data, plain.whole
+    return prompt.read(headers.get(":path", ""), body, settings, whole=whole)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from extproc import __version__, pool, prompt, router
+from extproc import __version__, choice, pool, prompt, router
 from extproc import policy as _policy
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -57,6 +57,13 @@ class Metrics:
             registry=self.registry,
         )
         self._unkeyed = {reason: unkeyed.labels(reason.value) for reason in prompt.Unkeyed}
+        keyed = Counter(
+            "kvring_keys_total",
+            "Requests routed, by where their ring key came from.",
+            ["source"],
+            registry=self.registry,
+        )
+        self._keyed = {source: keyed.labels(source.value) for source in choice.KeyedBy}
         no_opinion = Counter(
             "kvring_no_opinion_total",
             "Requests left to Envoy's own balancing, by why.",
@@ -92,12 +99,13 @@ class Metrics:
         self.probe_bad = probes.labels("bad")
         self.registry.register(_Fleet(chooser, clock))
 
-    def record(self, result: router.Choice | router.NoEndpoint) -> None:
+    def record(self, result: choice.Choice | choice.NoEndpoint) -> None:
         """Count what came of one request."""
-        if isinstance(result, router.NoEndpoint):
+        if isinstance(result, choice.NoEndpoint):
             self.no_endpoint.inc()
             return
         self._choices[result.reason].inc()
+        self._keyed[result.keyed_by].inc()
         if result.unkeyed is not None:
             self._unkeyed[result.unkeyed].inc()
         self._prompt_tokens.inc(result.prompt_tokens)

@@ -1,10 +1,14 @@
 """Router: one pool's prompt, residency, ledger and anchors -> a choice and its lease.
 
-`choose` is one synchronous step: candidates, chain, anchor, ring order, policy, lease, residency. So the next
+`choose` is one synchronous step: candidates, chain, key, ring order, policy, lease, residency. So the next
 request of the same loop turn sees all of it (a burst never reads a stale zero).
 
-Never: I/O, clock, chance of its own. The pool is replaced, never edited, by `publish`; ledger, residency and
-anchors outlive it.
+What keys a request: an explicit key (header, then `prompt_cache_key`), else the stored answer it continues,
+else its chain's anchor. An explicit key wins over the prompt: the `ring` policy decides then, so that equal
+keys stay together up to the bound.
+
+Never: I/O, clock, chance of its own. The pool is replaced, never edited, by `publish`; ledger, residency,
+anchors and answers outlive it.
 Called by: exchange; the simulator; `kvring explain`.
 """
 
@@ -14,7 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from extproc import anchor as _anchor
+from extproc import answers as _answers
 from extproc import chain as _chain
+from extproc import choice as _choice
 from extproc import ledger as _ledger
 from extproc import policy as _policy
 from extproc import pool as _pool
@@ -22,9 +28,11 @@ from extproc import prompt as _prompt
 from extproc import residency as _residency
 from extproc import ring as _ring
 
-__all__ = ["Choice", "Decision", "NoEndpoint", "Router", "Settings"]
+__all__ = ["Request", "Router", "Settings"]
 
-_CHAINLESS = {"round_robin", "random"}  # the policies that ask nothing about the prompt anyway
+# The policies that ask nothing about the prompt: no key of any kind changes what they do.
+_CHAINLESS = {"round_robin", "random"}
+_KEYLESS = {*_CHAINLESS, "least_load"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,69 +52,43 @@ class Settings:
     host_load_cost: float = 0.1
     residency_idle_s: float = 1200.0
     anchor_half_life_s: float = 300.0
+    answers_max: int = 65_536
     alternates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A decision and its explanation; metrics, log, trace and `explain` are readers of it.
+class Request:
+    """What a choice needs to know; `Router.read` makes it of a prompt, the simulator of a trace.
 
-    `alternates`: where to retry, in order. `unkeyed`: why there was no chain, None if there was one.
-    `ring_steps`: endpoints passed over in ring order. `work_seen`: at the chosen one before this request
-    [tokens]. `cached_tokens`: of `prompt_tokens`, what the chosen one is thought to hold.
-    `costs`: by candidate, () if the policy computes none.
+    `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
+    lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
+    request's own key, `explicit_by` where it stood. `previous`: the stored answer that it continues.
     """
 
-    endpoint: _pool.Endpoint
-    alternates: tuple[_pool.Endpoint, ...]
-    policy: str
-    reason: _policy.Reason
-    unkeyed: _prompt.Unkeyed | None
-    ring_steps: int
-    work_seen: int
-    prompt_tokens: float
-    cached_tokens: float
-    chain: _chain.Chain | None
-    anchor: _anchor.Anchor | None
-    candidates: tuple[_pool.EndpointId, ...]
-    costs: tuple[float, ...]
-
-    @property
-    def addresses(self) -> str:
-        """What Envoy is told: the endpoint, then the alternates, "ip:port,ip:port"."""
-        return ",".join(endpoint.address for endpoint in (self.endpoint, *self.alternates))
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A choice, and the lease that must be released when the request is over."""
-
-    choice: Choice
-    lease: _ledger.Lease
-
-
-@dataclass(frozen=True, slots=True)
-class NoEndpoint:
-    """Nobody to choose: the pool is empty, nobody is ready, or the gateway's subset names nobody ready."""
-
-    in_pool: int
-    ready: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is known of one request."""
-
     chain: _chain.Chain | None = None
-    anchor: _anchor.Anchor | None = None
     tokens: float = 0.0
+    unread_tokens: float = 0.0
+    prefills: bool = True
     unkeyed: _prompt.Unkeyed | None = None
+    explicit: str | None = None
+    explicit_by: _choice.KeyedBy = _choice.KeyedBy.HEADER
+    previous: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Where a request belongs: ring key, where it came from, and an endpoint to try before the ring's."""
+
+    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
+    value: int | None = None
+    anchor_block: int | None = None
+    first: _pool.EndpointId | None = None
 
 
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
-    __slots__ = ("_anchors", "_turns", "ledger", "pool", "residency", "ring", "settings")
+    __slots__ = ("_anchors", "_turns", "answers", "ledger", "pool", "residency", "ring", "settings")
 
     def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
         """Start with empty state over `pool`."""
@@ -115,6 +97,7 @@ class Router:
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s)
         self.residency = _residency.Residency(_capacity(settings), settings.residency_idle_s)
+        self.answers = _answers.Answers(settings.answers_max)
         self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
 
@@ -133,7 +116,8 @@ class Router:
         now: float,
         chance: float,
         subset: Collection[str] | None = None,
-    ) -> Decision | NoEndpoint:
+        key: str | None = None,
+    ) -> _choice.Decision | _choice.NoEndpoint:
         """The endpoint for `prompt`, with the lease already taken.
 
         Args:
@@ -141,81 +125,125 @@ class Router:
             now: monotonic time [s].
             chance: uniform in [0, 1).
             subset: addresses the gateway allows; None allows all.
+            key: the request's explicit key from a header; None if it has none.
         """
+        return self.place(self.read(prompt, key), now, chance, subset)
+
+    def place(
+        self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
+    ) -> _choice.Decision | _choice.NoEndpoint:
+        """As `choose`, of a request that was read already."""
         endpoints = self.pool.ready
         if subset is not None:
             endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
         if not endpoints:
-            return NoEndpoint(len(self.pool.endpoints), len(self.pool.ready))
+            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready))
+        return self._decide(endpoints, request, self._key_of(request, now), now, chance)
+
+    def read(self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None) -> Request:
+        """The request of `prompt`; `key` is its explicit key from a header."""
         if isinstance(prompt, _prompt.Unkeyed):
-            return self._decide(endpoints, _Asked(unkeyed=prompt), now, chance)
-        chain = self.chain_of(prompt)
-        anchor = self._anchors.observe(chain, len(self.pool.endpoints), now)
-        tokens = len(prompt.text) / self.settings.bytes_per_token
-        return self._decide(endpoints, _Asked(chain, anchor, tokens), now, chance)
+            return Request(unkeyed=prompt, explicit=key)
+        unread = prompt.unread_bytes / self.settings.bytes_per_token
+        return Request(
+            chain=self.chain_of(prompt) if prompt.unkeyed is None else None,
+            tokens=len(prompt.text) / self.settings.bytes_per_token + unread,
+            unread_tokens=unread,
+            prefills=prompt.prefills,
+            unkeyed=prompt.unkeyed,
+            explicit=key or prompt.cache_key,
+            explicit_by=_choice.KeyedBy.HEADER if key else _choice.KeyedBy.CACHE_KEY,
+            previous=prompt.previous_response,
+        )
 
     def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
         """The chain of `prompt` under this pool's block size."""
         seed = _chain.seed_of(prompt.seeds)
         return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
 
-    def _decide(
-        self,
-        endpoints: Sequence[_pool.Endpoint],
-        asked: _Asked,
-        now: float,
-        chance: float,
-    ) -> Decision:
-        chain, anchor, tokens = asked.chain, asked.anchor, asked.tokens
-        candidates = [self._candidate(endpoint, chain, now) for endpoint in endpoints]
+    def _key_of(self, request: Request, now: float) -> _Key:
+        """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
+        keyed = _choice.KeyedBy
+        anchor = None
+        if request.chain is not None:  # counted whatever decides in the end
+            anchor = self._anchors.observe(request.chain, len(self.pool.endpoints), now)
+        if request.explicit is not None:
+            return _Key(request.explicit_by, _explicit(request.explicit))
+        if request.previous is not None:
+            first = self.answers.find(request.previous, now)
+            if first is not None:
+                return _Key(keyed.PREVIOUS, _explicit(request.previous), None, first)
+        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block)
 
-        name = self.settings.policy
-        if chain is None and name not in _CHAINLESS:
-            name = "least_load"
+    def _decide(
+        self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
+    ) -> _choice.Decision:
+        candidates = [self._candidate(endpoint, request, now) for endpoint in endpoints]
+        name = self._policy_for(key)
         # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
         self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
-            if anchor is None:
+            if key.value is None:
                 return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-            return (position[name] for name in self.ring.order(anchor.key, position.keys()))
+            return self._ring_order(endpoints, key.value, key.first)
 
-        question = _policy.Question(candidates, tokens, ring_order, self.settings.limits, turn, chance)
+        limits = self.settings.limits
+        question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
         pick = _policy.POLICIES[name](question)
         chosen = candidates[pick.index]
-        uncached = max(round(tokens - chosen.cached_tokens), 0)
-        lease = self.ledger.take(chosen.endpoint.id, uncached, now)
-        if chain is not None:
-            self.residency.add(chosen.endpoint.id, chain, now)
-        choice = Choice(
+        made = _choice.Choice(
             endpoint=chosen.endpoint,
             alternates=self._alternates(pick, candidates, ring_order),
             policy=name,
             reason=pick.reason,
-            unkeyed=asked.unkeyed,
+            unkeyed=request.unkeyed,
+            keyed_by=key.by,
+            key=key.value,
+            anchor_block=key.anchor_block,
+            chain_blocks=0 if request.chain is None else len(request.chain),
             ring_steps=pick.ring_steps,
             work_seen=chosen.work,
-            prompt_tokens=tokens,
+            prompt_tokens=request.tokens,
             cached_tokens=chosen.cached_tokens,
-            chain=chain,
-            anchor=anchor,
             candidates=tuple(endpoint.id for endpoint in endpoints),
             costs=pick.costs,
         )
-        return Decision(choice, lease)
+        if request.chain is not None and request.prefills:
+            self.residency.add(chosen.endpoint.id, request.chain, now)
+        # The lease comes last: a fault before it leaves nothing to release.
+        uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
+        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now))
 
-    def _candidate(
-        self, endpoint: _pool.Endpoint, chain: _chain.Chain | None, now: float
-    ) -> _policy.Candidate:
+    def _policy_for(self, key: _Key) -> str:
+        name = self.settings.policy
+        if name in _KEYLESS:
+            return name
+        if key.by is _choice.KeyedBy.NOTHING:
+            return "least_load"
+        return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
+
+    def _ring_order(
+        self, endpoints: Sequence[_pool.Endpoint], key: int, first: _pool.EndpointId | None
+    ) -> Iterator[int]:
+        position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
+        if first in position:
+            yield position[first]
+        for name in self.ring.order(key, position.keys()):
+            if name != first:
+                yield position[name]
+
+    def _candidate(self, endpoint: _pool.Endpoint, request: Request, now: float) -> _policy.Candidate:
         load = self.ledger.load(endpoint.id, now)
         cached = 0.0
-        if chain is not None:
-            match = self.residency.match(endpoint.id, chain, now)
+        if request.chain is not None:
+            match = self.residency.match(endpoint.id, request.chain, now)
             colder = match.any_blocks - match.gpu_blocks
             blocks = match.gpu_blocks + colder * (1 - self.settings.host_load_cost)
             cached = blocks * self.settings.block_bytes / self.settings.bytes_per_token
+            if match.any_blocks and match.any_blocks == len(request.chain):
+                cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
         return _policy.Candidate(endpoint, load.inflight, load.pending, cached)
 
     def _alternates(
@@ -230,6 +258,11 @@ class Router:
             ranked = list(ring_order())
         others = [candidates[index].endpoint for index in ranked if index != pick.index]
         return tuple(others[:wanted])
+
+
+def _explicit(key: str) -> int:
+    """The ring key of an explicit key; its seed keeps it apart from every chain."""
+    return _chain.seed_of((b"explicit", key.encode("utf-8", "surrogatepass")))
 
 
 def _capacity(settings: Settings) -> _residency.Capacity:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import exchange, metrics, router, wire
+from extproc import choice, exchange, metrics, protocol, router, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -73,6 +73,9 @@ class Server:
             options=[
                 ("grpc.max_receive_message_length", settings.message_bytes_max),
                 ("grpc.max_send_message_length", settings.message_bytes_max),
+                # An Envoy that vanished without a word ends no stream: ask, or its leases stay open.
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.so_reuseport", 0),  # a second process on the port is a mistake: say so
             ]
         )
@@ -127,7 +130,7 @@ class Server:
             self._metrics.streams_open.dec()
             self._metrics.streams.inc()
 
-    def _answer(self, opened: exchange.Exchange, event: exchange.Event | None) -> list[exchange.Action]:
+    def _answer(self, opened: exchange.Exchange, event: protocol.Event | None) -> list[protocol.Action]:
         """The actions for `event`, or for the deadline where it is None, whatever happens."""
         before = opened.result
         now = self._clock()
@@ -148,12 +151,13 @@ class Server:
             return
         self._metrics.decision_s.observe(spent_s)
         self._metrics.record(result)
-        if isinstance(result, router.Choice) and _log.isEnabledFor(logging.DEBUG):
+        if isinstance(result, choice.Choice) and _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "choice",
                 extra={
                     "endpoint": result.endpoint.id,
                     "reason": result.reason.value,
+                    "keyed_by": result.keyed_by.value,
                     "unkeyed": result.unkeyed,
                     "prompt_tokens": round(result.prompt_tokens),
                     "cached_tokens": round(result.cached_tokens),
@@ -200,7 +204,7 @@ class _Stream:
         if self._expiring is not None:
             self._expiring.cancel()
 
-    async def _write(self, actions: list[exchange.Action]) -> None:
+    async def _write(self, actions: list[protocol.Action]) -> None:
         for action in actions:
             await self._context.write(wire.encode(action, header=self._server._settings.pick_header))  # noqa: SLF001
 

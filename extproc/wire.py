@@ -17,7 +17,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING, assert_never
 
-from extproc import exchange
+from extproc import protocol
 from extproc.pb import kvring_ext_proc_pb2 as pb
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ _STEER_NAMESPACE = "envoy.lb"
 _STEER_KEY = "x-gateway-destination-endpoint"  # the header's name and the metadata's key
 
 _INTEGER_EXACT_MAX = 2.0**53  # above it a double no longer tells neighbouring integers apart
-_BODY_MODES = {mode.value: mode for mode in exchange.BodyMode}
+_BODY_MODES = {mode.value: mode for mode in protocol.BodyMode}
 
 parse = pb.ProcessingRequest.FromString
 serialize = pb.ProcessingResponse.SerializeToString
 
 
-def decode(message: bytes | pb.ProcessingRequest) -> exchange.Event | None:
+def decode(message: bytes | pb.ProcessingRequest) -> protocol.Event | None:
     """The event a message brings, or None if it brings none that this schema knows.
 
     Of headers and attributes only the first `HEADERS_MAX` and `ATTRIBUTES_MAX` are read.
@@ -67,24 +67,24 @@ def decode(message: bytes | pb.ProcessingRequest) -> exchange.Event | None:
     match message.WhichOneof("request"):
         case "request_body":
             body = message.request_body
-            return exchange.RequestBody(body.body, body.end_of_stream)
+            return protocol.RequestBody(body.body, body.end_of_stream)
         case "response_body":
             body = message.response_body
-            return exchange.ResponseBody(body.body, body.end_of_stream)
+            return protocol.ResponseBody(body.body, body.end_of_stream)
         case "request_headers":
             return _request_headers(message)
         case "response_headers":
             headers = message.response_headers
-            return exchange.ResponseHeaders(_status(headers.headers), headers.end_of_stream)
+            return protocol.ResponseHeaders(_status(headers.headers), headers.end_of_stream)
         case "request_trailers":
-            return exchange.RequestTrailers()
+            return protocol.RequestTrailers()
         case "response_trailers":
-            return exchange.ResponseTrailers()
+            return protocol.ResponseTrailers()
         case _:
             return None
 
 
-def encode(action: exchange.Action, *, header: bool = True) -> pb.ProcessingResponse:
+def encode(action: protocol.Action, *, header: bool = True) -> pb.ProcessingResponse:
     """The message that carries out `action`. Shared between calls: serialize it, never change it.
 
     A steering reply sets the address as dynamic metadata and as request header, both equal, or removes
@@ -95,9 +95,9 @@ def encode(action: exchange.Action, *, header: bool = True) -> pb.ProcessingResp
     Raises: ValueError for an Echo whose phase is not a body (our own fault).
     """
     match action:
-        case exchange.Reply(phase=phase, steer=steer):
+        case protocol.Reply(phase=phase, steer=steer):
             return _CONTINUE[phase] if steer is None else _steered(phase, steer.address, header)
-        case exchange.Echo():
+        case protocol.Echo():
             return _echo(action)
         case _:
             assert_never(action)
@@ -106,13 +106,13 @@ def encode(action: exchange.Action, *, header: bool = True) -> pb.ProcessingResp
 # ---- in ----
 
 
-def _request_headers(message: pb.ProcessingRequest) -> exchange.RequestHeaders:
+def _request_headers(message: pb.ProcessingRequest) -> protocol.RequestHeaders:
     body_mode = response_body_mode = None
     if message.HasField("protocol_config"):
         config = message.protocol_config
         body_mode = _BODY_MODES.get(config.request_body_mode)
         response_body_mode = _BODY_MODES.get(config.response_body_mode)
-    return exchange.RequestHeaders(
+    return protocol.RequestHeaders(
         headers=_headers(message.request_headers.headers),
         end_of_stream=message.request_headers.end_of_stream,
         body_mode=body_mode,
@@ -199,18 +199,18 @@ def _subset(message: pb.ProcessingRequest) -> tuple[str, ...] | None:
 # ---- out ----
 
 
-def _continue(phase: exchange.Phase) -> pb.ProcessingResponse:
+def _continue(phase: protocol.Phase) -> pb.ProcessingResponse:
     message = pb.ProcessingResponse()
     getattr(message, phase.value).SetInParent()  # phases are named like the fields of the oneof
     return message
 
 
-_CONTINUE = {phase: _continue(phase) for phase in exchange.Phase}
+_CONTINUE = {phase: _continue(phase) for phase in protocol.Phase}
 
 
 # 8 us to build, 0.1 us to find again. The addresses are the pool's, so the keys are few.
 @functools.lru_cache(maxsize=1024)
-def _steered(phase: exchange.Phase, address: str, header: bool) -> pb.ProcessingResponse:  # noqa: FBT001
+def _steered(phase: protocol.Phase, address: str, header: bool) -> pb.ProcessingResponse:  # noqa: FBT001
     message = _continue(phase)
     if address:
         steer = message.dynamic_metadata.fields[_STEER_NAMESPACE].struct_value
@@ -228,29 +228,29 @@ def _steered(phase: exchange.Phase, address: str, header: bool) -> pb.Processing
     return message
 
 
-def _header_mutation(message: pb.ProcessingResponse, phase: exchange.Phase) -> pb.HeaderMutation:
+def _header_mutation(message: pb.ProcessingResponse, phase: protocol.Phase) -> pb.HeaderMutation:
     match phase:
-        case exchange.Phase.REQUEST_HEADERS:
+        case protocol.Phase.REQUEST_HEADERS:
             return message.request_headers.response.header_mutation
-        case exchange.Phase.REQUEST_BODY:
+        case protocol.Phase.REQUEST_BODY:
             return message.request_body.response.header_mutation
-        case exchange.Phase.REQUEST_TRAILERS:
+        case protocol.Phase.REQUEST_TRAILERS:
             return message.request_trailers.header_mutation
-        case exchange.Phase.RESPONSE_HEADERS:
+        case protocol.Phase.RESPONSE_HEADERS:
             return message.response_headers.response.header_mutation
-        case exchange.Phase.RESPONSE_BODY:
+        case protocol.Phase.RESPONSE_BODY:
             return message.response_body.response.header_mutation
-        case exchange.Phase.RESPONSE_TRAILERS:
+        case protocol.Phase.RESPONSE_TRAILERS:
             return message.response_trailers.header_mutation
         case _:
             assert_never(phase)
 
 
-def _echo(echo: exchange.Echo) -> pb.ProcessingResponse:
+def _echo(echo: protocol.Echo) -> pb.ProcessingResponse:
     message = pb.ProcessingResponse()
-    if echo.phase is exchange.Phase.REQUEST_BODY:
+    if echo.phase is protocol.Phase.REQUEST_BODY:
         reply = message.request_body
-    elif echo.phase is exchange.Phase.RESPONSE_BODY:
+    elif echo.phase is protocol.Phase.RESPONSE_BODY:
         reply = message.response_body
     else:
         raise ValueError(f"only bodies are echoed, not {echo.phase.value}")

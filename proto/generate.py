@@ -9,8 +9,6 @@ test compares them. The compiler's version is also the oldest protobuf runtime t
 docs/decisions/0001-own-protobuf-schema.md. Called by: `make proto`, tests/test_proto.py.
 """
 
-# ruff: noqa: INP001  an __init__.py here would make `proto` a package and shadow an installed one
-
 from __future__ import annotations
 
 import argparse

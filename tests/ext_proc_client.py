@@ -217,7 +217,7 @@ def chunk(reply: ext_proc.ProcessingResponse) -> tuple[bytes, bool] | None:
     if not isinstance(body, ext_proc.BodyResponse) or not body.response or not body.response.body_mutation:
         return None
     streamed = body.response.body_mutation.streamed_response
-    return (streamed.body, streamed.end_of_stream) if streamed else None
+    return None if streamed is None else (streamed.body, streamed.end_of_stream)
 
 
 def _mutation(reply: ext_proc.ProcessingResponse) -> ext_proc.HeaderMutation | None:

@@ -17,7 +17,7 @@ from typing import Any
 from extproc.bootstrap import address
 from extproc.bootstrap.listener import DESTINATION, typed
 from extproc.bootstrap.values import Listener, Sidecar, Steering
-from extproc.exchange import BodyMode
+from extproc.protocol import BodyMode
 
 __all__ = ["endpoints", "sidecars"]
 

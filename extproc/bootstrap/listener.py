@@ -14,7 +14,7 @@ from typing import Any
 
 from extproc.bootstrap import address
 from extproc.bootstrap.values import Listener, Steering
-from extproc.exchange import BodyMode
+from extproc.protocol import BodyMode
 
 __all__ = ["DESTINATION", "early_header_mutation", "ext_proc", "listener", "route", "seconds", "typed"]
 

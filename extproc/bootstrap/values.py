@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from extproc.bootstrap import address
-from extproc.exchange import BodyMode
+from extproc.protocol import BodyMode
 
 __all__ = ["BODY_BYTES_MAX", "Endpoint", "Listener", "Sidecar", "Steering"]
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": ("serve", "run the ext_proc sidecar"),
     "check": ("check", "validate a configuration file"),
     "envoy-config": ("envoy_config", "print an Envoy bootstrap for the given replicas"),
+    "explain": ("explain", "show how one request would be routed, and why"),
     "sim-replica": ("sim_replica", "run one simulated vLLM replica"),
 }
 

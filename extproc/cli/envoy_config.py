@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from extproc import bootstrap, config
-from extproc.exchange import BodyMode
+from extproc.protocol import BodyMode
 
 __all__ = ["add_arguments", "endpoints", "run"]
 

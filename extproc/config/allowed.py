@@ -59,7 +59,12 @@ def _rows(found: inspect.Type, prefix: str) -> Iterator[Setting]:
 def _default(value: Any) -> str:
     if isinstance(value, msgspec.Struct):
         return "see below"
-    return "unset" if value is None else msgspec.json.encode(value).decode().strip('"')
+    if value is msgspec.NODEFAULT:
+        return "[]"  # made anew each time
+    if value is None:
+        return "unset"
+    encoded = msgspec.json.encode(value).decode()
+    return encoded if "\\" in encoded else encoded.strip('"')
 
 
 def _walk(path: list[str | int]) -> inspect.Type:

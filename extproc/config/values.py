@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from extproc import exchange, policy, pool, router
+from extproc import exchange, policy, pool, prompt, router
 
-__all__ = ["Config", "Endpoint", "Health", "Pool", "router_settings", "static_pool"]
+__all__ = ["Config", "Endpoint", "Health", "Pool", "VolatileSpan", "router_settings", "static_pool"]
 
 _LISTEN_HELP = 'a host and a port, "0.0.0.0:9002", or "unix:/path"'
 
@@ -58,6 +58,21 @@ class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         _int(1, 10, "Failed probes in a row that exclude an endpoint; a refused connection does at once."),
     ] = 2
     successes: Annotated[int, _int(1, 10, "Good probes in a row that bring it back.")] = 1
+
+
+class VolatileSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Text that changes with every request; hashing leaves it out, from `start` to the next `end`."""
+
+    start: Annotated[
+        str, msgspec.Meta(min_length=4, max_length=256, description="Literal text that begins it.")
+    ]
+    end: Annotated[
+        str,
+        msgspec.Meta(max_length=256, description="Literal text that ends it; empty: the end of the text."),
+    ] = "\n"
+    chars_max: Annotated[
+        int, _int(1, 65_536, "Most characters between the two; a start without an end in reach is kept.")
+    ] = 1024
 
 
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -115,6 +130,10 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     anchor_half_life_s: Annotated[
         float, _float(1, 86_400, "How fast past traffic is forgotten where the ring key is chosen.")
     ] = 300.0
+    answers_max: Annotated[
+        int,
+        _int(0, 10_000_000, "Stored answers (Responses API) remembered, to route what continues them."),
+    ] = 65_536
     alternates: Annotated[
         int,
         _int(
@@ -141,8 +160,36 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     admin_listen: Annotated[str, msgspec.Meta(description="HTTP: metrics, health, state.")] = "0.0.0.0:9090"
     prompt_bytes_max: Annotated[
         int,
-        _int(4096, 256 * 1024 * 1024, "Bytes of a body that are read; what follows is not looked at."),
-    ] = 2 * 1024 * 1024
+        _int(
+            4096,
+            256 * 1024 * 1024,
+            "Bytes read from a body's start; of the rest, the last 128 KiB are searched for keys.",
+        ),
+    ] = 512 * 1024
+    key_header: Annotated[
+        Annotated[str, msgspec.Meta(pattern="^[a-z0-9-]{1,64}$")] | None,
+        msgspec.Meta(
+            description=(
+                "Request header whose value keys the ring instead of the prompt, in lower case. Equal"
+                " values stay together up to the bound."
+            ),
+        ),
+    ] = None
+    prompt_cache_key: Annotated[
+        bool, msgspec.Meta(description="Obey the `prompt_cache_key` of a body in the same way.")
+    ] = True
+    volatile_spans: Annotated[
+        list[VolatileSpan],
+        msgspec.Meta(
+            min_length=0,
+            max_length=16,
+            description="More text that hashing leaves out, beside what is known.",
+        ),
+    ] = []
+    held_bytes_max: Annotated[
+        int,
+        _int(4096, 256 * 1024 * 1024, "In FULL_DUPLEX_STREAMED, bytes of body for which headers are held."),
+    ] = 4 * 1024 * 1024
     message_bytes_max: Annotated[
         int,
         _int(
@@ -173,7 +220,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def exchange_settings(self) -> exchange.Settings:
         """What the exchange needs of this."""
-        return exchange.Settings(self.prompt_bytes_max, self.decision_timeout_s)
+        spans = (prompt.Span(span.start, span.end, span.chars_max) for span in self.volatile_spans)
+        return exchange.Settings(
+            prompt.Settings(self.prompt_bytes_max, (*prompt.KNOWN, *spans), self.prompt_cache_key),
+            self.key_header,
+            self.held_bytes_max,
+            self.decision_timeout_s,
+        )
 
 
 def router_settings(group: Pool) -> router.Settings:
@@ -192,6 +245,7 @@ def router_settings(group: Pool) -> router.Settings:
         external_kv_tokens=group.external_kv_tokens,
         residency_idle_s=group.residency_idle_s,
         anchor_half_life_s=group.anchor_half_life_s,
+        answers_max=group.answers_max,
         alternates=group.alternates,
     )
 

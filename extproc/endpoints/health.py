@@ -14,6 +14,7 @@ Called by: app.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 
@@ -26,6 +27,7 @@ __all__ = ["Prober"]
 _log = logging.getLogger("kvring")
 
 _JITTER = 0.1
+_OURS = (errno.EMFILE, errno.ENFILE)  # says nothing about the endpoint, and least that it is gone
 
 
 class Prober:
@@ -73,7 +75,9 @@ class Prober:
             url = f"http://{endpoint.address}{self._settings.path}"
             async with session.get(url, allow_redirects=False) as answer:
                 return "" if 200 <= answer.status < 300 else f"status {answer.status}"
-        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError):
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
+            if getattr(error, "errno", None) in _OURS:
+                return "no descriptors"
             return "refused"  # or reset, which aiohttp makes a ClientOSError
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return type(error).__name__

@@ -24,7 +24,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc import admin, exchange, metrics, pool, router, server
+from extproc import admin, exchange, metrics, pool, prompt, router, server
 
 __all__ = ["PATH", "FakeEndpoint", "Launch", "Serve", "Served", "Sidecar", "chat", "eventually"]
 
@@ -134,7 +134,11 @@ async def serve() -> AsyncIterator[Serve]:
             made = server.Server(
                 server.Settings(listen, message_bytes_max, streams_max, pick_header),
                 chooser,
-                exchange.Settings(prompt_bytes_max, decision_timeout_s),
+                exchange.Settings(
+                    prompt.Settings(prompt_bytes_max),
+                    held_bytes_max=prompt_bytes_max,
+                    decision_timeout_s=decision_timeout_s,
+                ),
                 counted,
                 time.monotonic,
                 lambda: 0.5,

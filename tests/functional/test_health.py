@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from extproc import choice as choices
 from extproc import config, metrics, pool, prompt, router, server
 from extproc.endpoints import health
 from tests import ext_proc_client
@@ -235,10 +236,13 @@ async def test_no_choice_ever_names_an_endpoint_that_is_not_ready(endpoint: Make
             picked = set()
             for number in range(60):
                 read = prompt.read(
-                    "/v1/chat/completions", chat(f"{number} " * 200), whole=True, bytes_max=10**6
+                    "/v1/chat/completions",
+                    chat(f"{number} " * 200),
+                    settings=prompt.Settings(bytes_max=10**6),
+                    whole=True,
                 )
                 answer = found.router.choose(read, time.monotonic(), 0.5)
-                assert isinstance(answer, router.Decision)
+                assert isinstance(answer, choices.Decision)
                 picked.add(str(answer.choice.endpoint.id))
                 answer.lease.release()
             return picked

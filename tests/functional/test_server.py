@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import pytest
 
+from extproc import choice as choices
 from extproc import log, router
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode, Stream, header_set, headers_removed, kind, steered
@@ -529,7 +530,7 @@ class FaultyRouter(router.Router):
 
     __slots__ = ()
 
-    def choose(self, prompt: Any, *_args: Any, **_kwargs: Any) -> router.Decision | router.NoEndpoint:
+    def choose(self, prompt: Any, *_args: Any, **_kwargs: Any) -> choices.Decision | choices.NoEndpoint:
         raise RuntimeError(f"can't choose for {prompt} {MARKER}")
 
 
@@ -620,7 +621,6 @@ class LateFaultyRouter(router.Router):
         raise RuntimeError(MARKER)
 
 
-@pytest.mark.xfail(reason="Router._decide takes the lease first and does what may fail after it")
 @every_mode
 async def test_a_fault_late_in_the_choice_leaves_no_lease(
     serve: Serve, mode: Mode | None, log_text: io.StringIO

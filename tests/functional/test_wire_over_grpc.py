@@ -8,29 +8,29 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
-from extproc import exchange, wire
+from extproc import protocol, wire
 from extproc.pb import kvring_ext_proc_pb2 as pb
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode
 
-Events = list[exchange.Event | DecodeError | None]
+Events = list[protocol.Event | DecodeError | None]
 DESTINATION = ext_proc_client.DESTINATION
 
 
-def answer(event: exchange.Event | None) -> exchange.Action:
+def answer(event: protocol.Event | None) -> protocol.Action:
     match event:
-        case exchange.RequestHeaders():
-            return exchange.Reply(exchange.Phase.REQUEST_HEADERS, exchange.Steer("10.0.0.1:8000"))
-        case exchange.RequestBody():
-            return exchange.Echo(exchange.Phase.REQUEST_BODY, event.data, event.end_of_stream)
-        case exchange.RequestTrailers():
-            return exchange.Reply(exchange.Phase.REQUEST_TRAILERS, exchange.Steer(""))
-        case exchange.ResponseHeaders():
-            return exchange.Reply(exchange.Phase.RESPONSE_HEADERS)
-        case exchange.ResponseBody():
-            return exchange.Echo(exchange.Phase.RESPONSE_BODY, event.data, event.end_of_stream)
+        case protocol.RequestHeaders():
+            return protocol.Reply(protocol.Phase.REQUEST_HEADERS, protocol.Steer("10.0.0.1:8000"))
+        case protocol.RequestBody():
+            return protocol.Echo(protocol.Phase.REQUEST_BODY, event.data, event.end_of_stream)
+        case protocol.RequestTrailers():
+            return protocol.Reply(protocol.Phase.REQUEST_TRAILERS, protocol.Steer(""))
+        case protocol.ResponseHeaders():
+            return protocol.Reply(protocol.Phase.RESPONSE_HEADERS)
+        case protocol.ResponseBody():
+            return protocol.Echo(protocol.Phase.RESPONSE_BODY, event.data, event.end_of_stream)
         case _:
-            return exchange.Reply(exchange.Phase.RESPONSE_TRAILERS)
+            return protocol.Reply(protocol.Phase.RESPONSE_TRAILERS)
 
 
 @pytest.fixture
@@ -88,19 +88,19 @@ async def test_every_event_and_reply_crosses_grpc_between_two_independent_encode
         rest = await stream.rest()
         assert await stream.code() is grpc.StatusCode.OK
     assert events == [
-        exchange.RequestHeaders(
+        protocol.RequestHeaders(
             headers={":path": "/v1", "x-a": "1,ÿ"},
             end_of_stream=False,
-            body_mode=exchange.BodyMode.FULL_DUPLEX_STREAMED,
-            response_body_mode=exchange.BodyMode.STREAMED,
+            body_mode=protocol.BodyMode.FULL_DUPLEX_STREAMED,
+            response_body_mode=protocol.BodyMode.STREAMED,
             attributes={"xds.cluster_name": "vllm"},
             subset=("10.0.0.1:1", "[::1]:2"),
         ),
-        exchange.RequestBody(bytes(range(256)), end_of_stream=False),
-        exchange.RequestTrailers(),
-        exchange.ResponseHeaders(429, end_of_stream=False),
-        exchange.ResponseBody(b"", end_of_stream=True),
-        exchange.ResponseTrailers(),
+        protocol.RequestBody(bytes(range(256)), end_of_stream=False),
+        protocol.RequestTrailers(),
+        protocol.ResponseHeaders(429, end_of_stream=False),
+        protocol.ResponseBody(b"", end_of_stream=True),
+        protocol.ResponseTrailers(),
     ]
     assert ext_proc_client.steered(steering) == ext_proc_client.header_set(steering) == "10.0.0.1:8000"
     assert ext_proc_client.chunk(echo) == (bytes(range(256)), False)
@@ -132,4 +132,4 @@ async def test_a_message_without_config_attributes_or_metadata_says_so(served: t
         await stream.request_headers({}, end_of_stream=True)
         assert ext_proc_client.kind(await stream.receive()) == "request_headers"
         stream.cancel()
-    assert events == [exchange.RequestHeaders(headers={}, end_of_stream=True)]
+    assert events == [protocol.RequestHeaders(headers={}, end_of_stream=True)]

@@ -14,7 +14,7 @@ RENDERED_FIRST = {"tools", "tool_choice", "chat_template_kwargs", "cache_salt"}
 
 
 def read(body: bytes, *, whole: bool = True, path: str = CHAT) -> prompt.Prompt | prompt.Unkeyed:
-    return prompt.read(path, body, whole=whole, bytes_max=MANY)
+    return prompt.read(path, body, settings=prompt.Settings(bytes_max=MANY), whole=whole)
 
 
 def keyed(body: bytes) -> prompt.Prompt:

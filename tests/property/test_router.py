@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc import choice as choices
 from extproc import ledger, pool, prompt, router
 from extproc import policy as policies
 
@@ -43,14 +44,14 @@ class World:
 
     of: router.Router
     now: float = 0.0
-    sent: list[router.Decision] = field(default_factory=list)
+    sent: list[choices.Decision] = field(default_factory=list)
 
-    def step(self, step: tuple[object, ...]) -> router.Decision | router.NoEndpoint | None:
+    def step(self, step: tuple[object, ...]) -> choices.Decision | choices.NoEndpoint | None:
         match step:
             case ("send", asked, subset):
                 allowed = None if subset is None else {f"e{i}:80" for i in subset}  # type: ignore[attr-defined]
                 decided = self.of.choose(asked, self.now, 0.7, allowed)  # type: ignore[arg-type]
-                if isinstance(decided, router.Decision):
+                if isinstance(decided, choices.Decision):
                     self.sent.append(decided)
                 return decided
             case ("end", int(index)) if index < len(self.sent):
@@ -85,7 +86,7 @@ def test_choice_is_ready_allowed_counted_at_once_and_explained(
             continue
         allowed = {f"e{i}:80" for i in range(N)} if step[2] is None else {f"e{i}:80" for i in step[2]}  # type: ignore[attr-defined]
         candidates = {e.id for e in world.of.pool.endpoints if e.ready and e.address in allowed}
-        if isinstance(decided, router.NoEndpoint):
+        if isinstance(decided, choices.NoEndpoint):
             assert not candidates
             continue
         choice = decided.choice
@@ -99,7 +100,7 @@ def test_choice_is_ready_allowed_counted_at_once_and_explained(
         assert after[choice.endpoint.id].pending == before[choice.endpoint.id].pending + uncached
         assert choice.work_seen == before[choice.endpoint.id].work
         assert 0 <= choice.cached_tokens <= choice.prompt_tokens
-        assert (choice.chain is None) == (choice.unkeyed is not None) == isinstance(step[1], prompt.Unkeyed)
+        assert (choice.key is None) == (choice.unkeyed is not None) == isinstance(step[1], prompt.Unkeyed)
     for decided in world.sent:
         decided.lease.release()
     assert world.of.ledger.open_leases == 0
@@ -115,7 +116,7 @@ def test_keyed_choice_is_below_the_bound_whenever_anyone_is(
     for step in steps:
         before = {name: world.load(name).work for name in NAMES}
         decided = world.step(step)
-        if isinstance(decided, router.Decision) and decided.choice.chain is not None:
+        if isinstance(decided, choices.Decision) and decided.choice.chain_blocks:
             choice = decided.choice
             total = sum(before[name] for name in choice.candidates) + choice.prompt_tokens + 512
             # Cached tokens only lower the bound: this is the loosest it can be.
@@ -128,8 +129,8 @@ def test_equal_histories_give_equal_choices(policy: str, steps: list[tuple[objec
     one, other = World(start(policy)), World(start(policy))
     for step in steps:
         first, second = one.step(step), other.step(step)
-        if isinstance(first, router.Decision):
-            assert isinstance(second, router.Decision)
+        if isinstance(first, choices.Decision):
+            assert isinstance(second, choices.Decision)
             assert first.choice == second.choice
         else:
             assert first == second
@@ -149,5 +150,5 @@ def test_down_and_gone_move_the_same_keys_to_the_same_endpoints(
         ready = {endpoint.id for endpoint in down.of.pool.ready}
         assert list(down.of.ring.order(key, ready)) == list(gone.of.ring.order(key))
         found = down.step(("send", asked, None))
-        assert isinstance(found, router.Decision)
+        assert isinstance(found, choices.Decision)
         assert found.choice.endpoint.id != name

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc import exchange, wire
+from extproc import protocol, wire
 from extproc.pb import kvring_ext_proc_pb2 as pb
 from tests.full_schema import core, ext_proc, google, http_filter
 
@@ -135,7 +135,7 @@ def full_responses(draw: st.DrawFn) -> ext_proc.ProcessingResponse:
         trailers=draw(mostly(header_maps)),
         clear_route_cache=draw(st.booleans()),
     )
-    kind = draw(st.sampled_from([phase.value for phase in exchange.Phase]))
+    kind = draw(st.sampled_from([phase.value for phase in protocol.Phase]))
     reply = {
         "headers": ext_proc.HeadersResponse(response=common),
         "body": ext_proc.BodyResponse(response=common),
@@ -171,8 +171,8 @@ def joined(header_map: core.HeaderMap | None) -> dict[str, str]:
     return {name: ",".join(texts) for name, texts in lines.items()}
 
 
-def mode_of(number: int) -> exchange.BodyMode | None:
-    return exchange.BodyMode(number) if 0 <= number <= 5 else None
+def mode_of(number: int) -> protocol.BodyMode | None:
+    return protocol.BodyMode(number) if 0 <= number <= 5 else None
 
 
 def expected_attributes(message: ext_proc.ProcessingRequest) -> set[str]:
@@ -193,7 +193,7 @@ def test_a_request_of_the_full_schema_is_decoded_to_what_the_full_schema_says(
 ) -> None:
     event = wire.decode(bytes(message))
     match event:
-        case exchange.RequestHeaders():
+        case protocol.RequestHeaders():
             assert event.headers == joined(message.request_headers.headers)
             assert event.end_of_stream == message.request_headers.end_of_stream
             config = message.protocol_config
@@ -204,25 +204,25 @@ def test_a_request_of_the_full_schema_is_decoded_to_what_the_full_schema_says(
             assert event.attributes.keys() == expected_attributes(message)
             hint = message.metadata_context and message.metadata_context.filter_metadata.get(SUBSET)
             assert (event.subset is None) == (not hint or SUBSET_KEY not in hint.fields)
-        case exchange.ResponseHeaders():
+        case protocol.ResponseHeaders():
             assert event.end_of_stream == message.response_headers.end_of_stream
             assert 0 <= event.status <= 999
-        case exchange.RequestBody():
+        case protocol.RequestBody():
             assert (event.data, event.end_of_stream) == (
                 message.request_body.body,
                 message.request_body.end_of_stream,
             )
-        case exchange.ResponseBody():
+        case protocol.ResponseBody():
             assert (event.data, event.end_of_stream) == (
                 message.response_body.body,
                 message.response_body.end_of_stream,
             )
-        case exchange.RequestTrailers():
+        case protocol.RequestTrailers():
             assert message.request_trailers is not None
-        case exchange.ResponseTrailers():
+        case protocol.ResponseTrailers():
             assert message.response_trailers is not None
         case None:
-            assert all(getattr(message, phase.value) is None for phase in exchange.Phase)
+            assert all(getattr(message, phase.value) is None for phase in protocol.Phase)
     assert wire.parse(bytes(message)).observability_mode == message.observability_mode
 
 
@@ -259,17 +259,17 @@ def test_a_response_passes_through_the_own_schema_without_losing_unknown_fields(
 addresses = st.lists(st.from_regex(r"[0-9a-f.:\[\]]{1,12}", fullmatch=True), min_size=1, max_size=3).map(
     ",".join
 )
-phases = st.sampled_from(exchange.Phase)
-body_phases = st.sampled_from([exchange.Phase.REQUEST_BODY, exchange.Phase.RESPONSE_BODY])
+phases = st.sampled_from(protocol.Phase)
+body_phases = st.sampled_from([protocol.Phase.REQUEST_BODY, protocol.Phase.RESPONSE_BODY])
 
 
 @given(phase=phases, address=addresses | st.just(""), header=st.booleans())
 def test_a_steering_reply_reads_in_the_full_schema_as_equal_metadata_and_header(
-    phase: exchange.Phase, address: str, *, header: bool
+    phase: protocol.Phase, address: str, *, header: bool
 ) -> None:
-    encoded = wire.encode(exchange.Reply(phase, exchange.Steer(address)), header=header)
+    encoded = wire.encode(protocol.Reply(phase, protocol.Steer(address)), header=header)
     full = ext_proc.ProcessingResponse.parse(wire.serialize(encoded))
-    assert [each.value for each in exchange.Phase if getattr(full, each.value) is not None] == [phase.value]
+    assert [each.value for each in protocol.Phase if getattr(full, each.value) is not None] == [phase.value]
     if address:
         namespace = full.dynamic_metadata.fields["envoy.lb"].struct_value
         assert {k: v.string_value for k, v in namespace.fields.items()} == {DESTINATION: address}
@@ -292,8 +292,8 @@ def test_a_steering_reply_reads_in_the_full_schema_as_equal_metadata_and_header(
 
 
 @given(phases)
-def test_a_plain_reply_reads_in_the_full_schema_as_continue_and_nothing_else(phase: exchange.Phase) -> None:
-    full = ext_proc.ProcessingResponse.parse(wire.serialize(wire.encode(exchange.Reply(phase))))
+def test_a_plain_reply_reads_in_the_full_schema_as_continue_and_nothing_else(phase: protocol.Phase) -> None:
+    full = ext_proc.ProcessingResponse.parse(wire.serialize(wire.encode(protocol.Reply(phase))))
     empty = {
         "headers": ext_proc.HeadersResponse(),
         "body": ext_proc.BodyResponse(),
@@ -304,9 +304,9 @@ def test_a_plain_reply_reads_in_the_full_schema_as_continue_and_nothing_else(pha
 
 @given(phase=body_phases, data=st.binary(max_size=200), end_of_stream=st.booleans())
 def test_an_echo_reads_in_the_full_schema_as_the_same_bytes(
-    phase: exchange.Phase, data: bytes, *, end_of_stream: bool
+    phase: protocol.Phase, data: bytes, *, end_of_stream: bool
 ) -> None:
-    echo = exchange.Echo(phase, data, end_of_stream)
+    echo = protocol.Echo(phase, data, end_of_stream)
     full = ext_proc.ProcessingResponse.parse(wire.serialize(wire.encode(echo)))
     chunk = ext_proc.StreamedBodyResponse(body=data, end_of_stream=end_of_stream)
     common = ext_proc.CommonResponse(body_mutation=ext_proc.BodyMutation(streamed_response=chunk))
@@ -315,11 +315,11 @@ def test_an_echo_reads_in_the_full_schema_as_the_same_bytes(
 
 @given(phase=body_phases, data=st.binary(max_size=200), end_of_stream=st.booleans())
 def test_echoing_a_decoded_chunk_gives_back_the_chunk(
-    phase: exchange.Phase, data: bytes, *, end_of_stream: bool
+    phase: protocol.Phase, data: bytes, *, end_of_stream: bool
 ) -> None:
     chunk = ext_proc.HttpBody(body=data, end_of_stream=end_of_stream)
     event = wire.decode(bytes(ext_proc.ProcessingRequest(**{phase.value: chunk})))
-    echo = wire.encode(exchange.Echo(phase, event.data, event.end_of_stream))
+    echo = wire.encode(protocol.Echo(phase, event.data, event.end_of_stream))
     streamed = getattr(echo, phase.value).response.body_mutation.streamed_response
     assert (streamed.body, streamed.end_of_stream) == (data, end_of_stream)
 
@@ -348,7 +348,7 @@ def test_damaged_messages_decode_or_are_malformed_and_nothing_else(
         except DecodeError:
             continue
         event = wire.decode(parsed)
-        if isinstance(event, exchange.RequestHeaders):
+        if isinstance(event, protocol.RequestHeaders):
             "".join([*event.headers.values(), *event.attributes.values()]).encode()
 
 

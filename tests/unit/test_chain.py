@@ -20,7 +20,7 @@ ENDPOINTS = [f"vllm-{i}" for i in range(8)]
 def golden_of(case: dict[str, Any]) -> dict[str, Any]:
     """What is promised of one body: its chain by default settings, its key when seen first, its home."""
     settings = router.Settings()
-    found = prompt.read(case["path"], case["body"].encode(), whole=True, bytes_max=1 << 20)
+    found = prompt.read(case["path"], case["body"].encode(), prompt.Settings(bytes_max=1 << 20), whole=True)
     assert isinstance(found, prompt.Prompt)
     seed = chain.seed_of(found.seeds)
     built = chain.build(seed, found.text, settings.block_bytes, settings.blocks_max)

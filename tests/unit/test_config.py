@@ -43,7 +43,7 @@ def changed(key: str, value: Any) -> tuple[Any, str]:
     *blocks, last = key.split(".")
     for block in blocks:
         name = block.removesuffix("[]")
-        at = at.setdefault(name, {})
+        at = at.setdefault(name, [{"start": "span:"}] if block.endswith("[]") else {})
         at = at[0] if block.endswith("[]") else at
     at[last] = value
     return raw, key.replace("[]", "[0]")
@@ -138,6 +138,9 @@ def test_the_ends_of_a_range_are_allowed(row: allowed.Setting, least: float, mos
 @pytest.mark.parametrize("value", [5, 0.5, None, [], [1]], ids=repr)
 def test_a_value_of_the_wrong_kind_is_refused_by_key_value_and_kind(row: allowed.Setting, value: Any) -> None:
     raw, key = changed(row.key, value)
+    if value is None and row.default == "unset":
+        assert load(raw) == load(MINIMAL)
+        return
     said = refusal(raw)
     assert said.startswith(f"{key}: {value!r} is not allowed; must be ")
     assert said.endswith(row.allowed)
@@ -161,7 +164,14 @@ def test_a_word_not_in_the_list_is_refused_and_the_words_are_named(row: allowed.
 )
 def test_the_default_told_is_allowed_and_is_what_leaving_out_means(row: allowed.Setting) -> None:
     raw, _ = changed(row.key, yaml.safe_load(row.default))
-    assert load(raw) == load(MINIMAL)
+    bare = copy.deepcopy(raw)
+    at: Any = bare
+    *blocks, last = row.key.split(".")
+    for block in blocks:
+        at = at[block.removesuffix("[]")]
+        at = at[0] if block.endswith("[]") else at
+    del at[last]
+    assert load(raw) == load(bare)
 
 
 @pytest.mark.parametrize("where", ["", "pools[].", "pools[].endpoints[].", "pools[].health."])
@@ -353,7 +363,7 @@ def test_the_environment_wins_over_the_file() -> None:
 
 def test_every_top_level_value_can_be_set_by_the_environment() -> None:
     for row in SETTINGS:
-        if "." not in row.key and row.key != "pools":
+        if "." not in row.key and row.default not in ("required", "unset"):
             assert load(MINIMAL, **{f"KVRING_{row.key.upper()}": row.default}) == load(MINIMAL)
 
 

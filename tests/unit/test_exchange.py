@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from extproc import exchange, pool, prompt, router
+from extproc import choice as choices
+from extproc import exchange, pool, prompt, protocol, router
 from extproc.exchange import BodyMode, Echo, Phase, Reply, Steer
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 1000}]}).encode()
@@ -15,7 +16,7 @@ DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 class Broken(router.Router):
     """A router with a fault."""
 
-    def choose(self, *_: object, **__: object) -> router.Decision | router.NoEndpoint:
+    def choose(self, *_: object, **__: object) -> choices.Decision | choices.NoEndpoint:
         raise ArithmeticError
 
 
@@ -24,24 +25,24 @@ def chooser(count: int = 4, kind: type[router.Router] = router.Router) -> router
     return kind(pool.make("p", endpoints), router.Settings())
 
 
-def headers(mode: BodyMode | None, *, end: bool = False, **fields: object) -> exchange.RequestHeaders:
-    return exchange.RequestHeaders(HEADERS, end, mode, **fields)  # type: ignore[arg-type]
+def headers(mode: BodyMode | None, *, end: bool = False, **fields: object) -> protocol.RequestHeaders:
+    return protocol.RequestHeaders(HEADERS, end, mode, **fields)  # type: ignore[arg-type]
 
 
-def opened(of: router.Router, **settings: float) -> exchange.Exchange:
+def opened(of: router.Router, **settings: object) -> exchange.Exchange:
     return exchange.Exchange(of, exchange.Settings(**settings))  # type: ignore[arg-type]
 
 
-def feed(one: exchange.Exchange, *events: exchange.Event, now: float = 0.0) -> list[exchange.Action]:
+def feed(one: exchange.Exchange, *events: protocol.Event, now: float = 0.0) -> list[protocol.Action]:
     return [action for event in events for action in one.receive(event, now, 0.5)]
 
 
-def chunk(data: bytes, *, end: bool = False) -> exchange.RequestBody:
-    return exchange.RequestBody(data, end)
+def chunk(data: bytes, *, end: bool = False) -> protocol.RequestBody:
+    return protocol.RequestBody(data, end)
 
 
-def choice_of(one: exchange.Exchange) -> router.Choice:
-    assert isinstance(one.result, router.Choice)
+def choice_of(one: exchange.Exchange) -> choices.Choice:
+    assert isinstance(one.result, choices.Choice)
     return one.result
 
 
@@ -53,7 +54,7 @@ def test_buffered_headers_are_answered_at_once_and_the_body_reply_steers(mode: B
     assert one.result is None
     answer = feed(one, chunk(BODY, end=True))
     assert answer == [Reply(Phase.REQUEST_BODY, Steer(choice_of(one).endpoint.address))]
-    assert choice_of(one).chain is not None
+    assert choice_of(one).chain_blocks
     assert of.ledger.open_leases == 1
 
 
@@ -98,13 +99,11 @@ def test_duplex_ignores_a_second_end_of_stream(again: bytes) -> None:
 
 
 def test_duplex_decides_once_the_budget_is_reached_and_passes_the_rest_on() -> None:
-    one = opened(chooser(), prompt_bytes_max=1000)
+    one = opened(chooser(), prompt=prompt.Settings(bytes_max=1000))
     assert feed(one, headers(DUPLEX), chunk(BODY[:999])) == []
     assert len(feed(one, chunk(BODY[999:1500]))) == 3
     assert feed(one, chunk(BODY[1500:])) == [Echo(Phase.REQUEST_BODY, BODY[1500:], end_of_stream=False)]
-    found = choice_of(one).chain
-    assert found is not None
-    assert len(found) == 3  # of 256 bytes, from less than 1000
+    assert choice_of(one).chain_blocks == 3  # of 256 bytes, from less than 1000
 
 
 def test_duplex_decides_at_its_deadline_by_what_came() -> None:
@@ -131,7 +130,7 @@ def test_duplex_deadline_before_any_chunk_gives_an_unkeyed_choice() -> None:
 def test_duplex_trailers_end_the_body_and_come_last() -> None:
     one = opened(chooser())
     model_last = b'{"messages":[{"role":"user","content":"hi"}],"model":"m"}'
-    answer = feed(one, headers(DUPLEX), chunk(model_last), exchange.RequestTrailers())
+    answer = feed(one, headers(DUPLEX), chunk(model_last), protocol.RequestTrailers())
     assert [getattr(action, "phase", None) for action in answer] == [
         Phase.REQUEST_HEADERS,
         Phase.REQUEST_BODY,
@@ -147,31 +146,31 @@ def test_chain_is_the_same_in_every_mode_that_shows_the_body(mode: BodyMode | No
     reference = opened(chooser())
     feed(reference, headers(DUPLEX), *(chunk(BODY[i : i + 7]) for i in range(0, len(BODY), 7)))
     feed(reference, chunk(b"", end=True))
-    assert choice_of(one).chain == choice_of(reference).chain is not None
+    assert choice_of(one).key == choice_of(reference).key is not None
+    assert choice_of(one).chain_blocks == choice_of(reference).chain_blocks
 
 
 def test_partial_body_is_keyed_by_the_start_that_came() -> None:
     whole, cut = opened(chooser()), opened(chooser())
     feed(whole, headers(BodyMode.BUFFERED), chunk(BODY, end=True))
     feed(cut, headers(BodyMode.BUFFERED_PARTIAL), chunk(BODY[:2000]))
-    one, other = choice_of(cut).chain, choice_of(whole).chain
-    assert one is not None
-    assert other is not None
-    assert len(one) == 7
-    assert other.hashes[:7] == one.hashes
+    one, other = choice_of(cut), choice_of(whole)
+    assert one.chain_blocks == 7
+    assert other.chain_blocks > 7
+    assert other.key == one.key
 
 
-@pytest.mark.parametrize("coding", ["gzip", "zstd", "GZIP", "x-unknown"])
-def test_encoded_body_is_unkeyed(coding: str) -> None:
+@pytest.mark.parametrize("coding", ["compress", "gzip, br", "x-unknown"])
+def test_body_in_an_unknown_coding_is_unkeyed(coding: str) -> None:
     one = opened(chooser())
-    feed(one, exchange.RequestHeaders(HEADERS | {"content-encoding": coding}, False), chunk(BODY, end=True))
+    feed(one, protocol.RequestHeaders(HEADERS | {"content-encoding": coding}, False), chunk(BODY, end=True))
     assert choice_of(one).unkeyed is prompt.Unkeyed.ENCODING
 
 
 @pytest.mark.parametrize("coding", ["", "identity", " Identity "])
 def test_identity_is_no_encoding(coding: str) -> None:
     one = opened(chooser())
-    feed(one, exchange.RequestHeaders(HEADERS | {"content-encoding": coding}, False), chunk(BODY, end=True))
+    feed(one, protocol.RequestHeaders(HEADERS | {"content-encoding": coding}, False), chunk(BODY, end=True))
     assert choice_of(one).unkeyed is None
 
 
@@ -196,15 +195,15 @@ def test_nobody_to_choose_removes_the_header_and_takes_no_lease(
     steers = [action.steer for action in answer if isinstance(action, Reply) and action.steer is not None]
     assert steers
     assert set(steers) == {Steer("")}
-    assert one.result == router.NoEndpoint(count, count)
+    assert one.result == choices.NoEndpoint(count, count)
     assert of.ledger.open_leases == 0
 
 
 def test_lease_counts_until_close_and_close_may_repeat() -> None:
     of = chooser()
     one = opened(of)
-    feed(one, headers(BodyMode.BUFFERED), chunk(BODY, end=True), exchange.ResponseHeaders(200, False))
-    feed(one, exchange.ResponseBody(b"x", True), exchange.ResponseTrailers())
+    feed(one, headers(BodyMode.BUFFERED), chunk(BODY, end=True), protocol.ResponseHeaders(200, False))
+    feed(one, protocol.ResponseBody(b"x", True), protocol.ResponseTrailers())
     assert of.ledger.open_leases == 1
     one.close()
     one.close()
@@ -223,15 +222,15 @@ def test_close_before_the_choice_is_harmless_and_nothing_is_taken_after() -> Non
 def test_first_piece_of_the_answer_ends_prefill_and_its_headers_do_not() -> None:
     of = chooser()
     one = opened(of)
-    feed(one, headers(BodyMode.BUFFERED), chunk(BODY, end=True), exchange.ResponseHeaders(200, False))
+    feed(one, headers(BodyMode.BUFFERED), chunk(BODY, end=True), protocol.ResponseHeaders(200, False))
 
     def pending() -> int:
         return of.ledger.load(choice_of(one).endpoint.id, 0.0).pending
 
     assert pending() > 1000
-    feed(one, exchange.ResponseBody(b"", False))
+    feed(one, protocol.ResponseBody(b"", False))
     assert pending() > 1000
-    feed(one, exchange.ResponseBody(b"data: {}", False))
+    feed(one, protocol.ResponseBody(b"data: {}", False))
     assert pending() == 0
     assert of.ledger.open_leases == 1
 
@@ -239,9 +238,9 @@ def test_first_piece_of_the_answer_ends_prefill_and_its_headers_do_not() -> None
 def test_answer_is_echoed_in_duplex_and_its_repeated_end_ignored() -> None:
     one = opened(chooser())
     feed(one, headers(BodyMode.BUFFERED, response_body_mode=DUPLEX), chunk(BODY, end=True))
-    assert feed(one, exchange.ResponseBody(b"a", False)) == [Echo(Phase.RESPONSE_BODY, b"a", False)]
-    assert feed(one, exchange.ResponseBody(b"", True)) == [Echo(Phase.RESPONSE_BODY, b"", True)]
-    assert feed(one, exchange.ResponseBody(b"", True)) == []
+    assert feed(one, protocol.ResponseBody(b"a", False)) == [Echo(Phase.RESPONSE_BODY, b"a", False)]
+    assert feed(one, protocol.ResponseBody(b"", True)) == [Echo(Phase.RESPONSE_BODY, b"", True)]
+    assert feed(one, protocol.ResponseBody(b"", True)) == []
 
 
 def test_answer_is_only_acknowledged_in_other_modes() -> None:
@@ -249,9 +248,9 @@ def test_answer_is_only_acknowledged_in_other_modes() -> None:
     feed(one, headers(BodyMode.BUFFERED), chunk(BODY, end=True))
     assert feed(
         one,
-        exchange.ResponseHeaders(200, False),
-        exchange.ResponseBody(b"a", True),
-        exchange.ResponseTrailers(),
+        protocol.ResponseHeaders(200, False),
+        protocol.ResponseBody(b"a", True),
+        protocol.ResponseTrailers(),
     ) == [Reply(Phase.RESPONSE_HEADERS), Reply(Phase.RESPONSE_BODY), Reply(Phase.RESPONSE_TRAILERS)]
 
 
@@ -303,3 +302,14 @@ def test_stream_can_end_early_only_when_nothing_is_held_or_echoed() -> None:
     assert not duplex.can_end_early
     feed(answering, headers(BodyMode.BUFFERED, response_body_mode=DUPLEX), chunk(BODY, end=True))
     assert not answering.can_end_early
+
+
+@pytest.mark.parametrize("mode", AT_BODY)
+def test_headers_and_trailers_without_a_body_message_are_steered_by_the_trailers(
+    mode: BodyMode | None,
+) -> None:
+    one = opened(chooser())
+    feed(one, headers(mode))
+    (reply,) = feed(one, protocol.RequestTrailers())
+    assert reply == Reply(Phase.REQUEST_TRAILERS, Steer(choice_of(one).endpoint.address))
+    assert choice_of(one).unkeyed is prompt.Unkeyed.BODY

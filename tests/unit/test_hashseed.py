@@ -20,10 +20,11 @@ for number in range(150):
         {"role": "system", "content": "be brief " * 200},
         {"role": "user", "content": f"question {number % 60} " * (number % 60)},
     ]}
-    read = prompt.read("/v1/chat/completions", json.dumps(fields).encode(), whole=True, bytes_max=1 << 20)
+    body = json.dumps(fields).encode()
+    read = prompt.read("/v1/chat/completions", body, prompt.Settings(), whole=True)
     choice = chooser.choose(read, number * 0.01, 0.5).choice
-    order = list(chooser.ring.order(choice.anchor.key))
-    found.append([choice.endpoint.id, choice.reason, choice.anchor.block, choice.anchor.key, order])
+    order = list(chooser.ring.order(choice.key))
+    found.append([choice.endpoint.id, choice.reason, choice.anchor_block, choice.key, order])
 print(json.dumps([hash("kvring"), found]))
 """
 

@@ -14,7 +14,7 @@ def read(
     body: bytes | dict[str, Any], path: str = PATH, *, whole: bool = True
 ) -> prompt.Prompt | prompt.Unkeyed:
     encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return prompt.read(path, encoded, whole=whole, bytes_max=1 << 20)
+    return prompt.read(path, encoded, prompt.Settings(bytes_max=1 << 20), whole=whole)
 
 
 def keyed(messages: list[Any], **fields: Any) -> prompt.Prompt:
@@ -168,7 +168,10 @@ def test_surrogate_pairs_and_raw_utf8_read_alike() -> None:
     ],
 )
 def test_prefix_query_and_slash_make_no_difference(path: str) -> None:
-    assert read({"model": "m", "messages": [USER]}, path) == keyed([USER])
+    found = read({"model": "m", "messages": [USER]}, path)
+    assert isinstance(found, prompt.Prompt)
+    assert (found.seeds, found.text) == (keyed([USER]).seeds, keyed([USER]).text)
+    assert found.prefills == (not path.endswith("/render"))
 
 
 @pytest.mark.parametrize(
@@ -210,9 +213,12 @@ def test_cut_body_loses_no_more_than_a_few_bytes_of_text() -> None:
 
 def test_body_over_the_limit_is_read_up_to_it() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 10_000}]}).encode()
-    limited = prompt.read(PATH, body, whole=True, bytes_max=1000)
-    assert limited == read(body[:1000], whole=False)
+    limited = prompt.read(PATH, body, settings=prompt.Settings(bytes_max=1000), whole=True)
+    cut = read(body[:1000], whole=False)
+    assert isinstance(cut, prompt.Prompt)
     assert isinstance(limited, prompt.Prompt)
+    assert (limited.seeds, limited.text, limited.cut) == (cut.seeds, cut.text, cut.cut)
+    assert limited.unread_bytes == len(body) - 1000
     assert len(limited.text) < 1000
 
 
@@ -241,4 +247,4 @@ def test_calls_do_not_stand_before_a_content_that_is_still_coming(cut: bytes) ->
 def test_part_whose_text_is_still_coming_adds_nothing(cut: bytes) -> None:
     found = read(b'{"model":"m","messages":[{"role":"user","content":[' + cut, whole=False)
     assert isinstance(found, prompt.Prompt)
-    assert found.text == b"\xffuser\xfe"
+    assert found.text == b"\xffuser"

@@ -10,7 +10,7 @@ PATH = "/v1/completions"
 
 def read(value: Any, *, whole: bool = True) -> prompt.Prompt | prompt.Unkeyed:
     body = value if isinstance(value, bytes) else json.dumps({"model": "m", "prompt": value}).encode()
-    return prompt.read(PATH, body, whole=whole, bytes_max=1 << 20)
+    return prompt.read(PATH, body, prompt.Settings(bytes_max=1 << 20), whole=whole)
 
 
 def test_string_and_list_of_one_have_the_same_prompt() -> None:
@@ -35,15 +35,15 @@ def test_text_of_the_same_bytes_is_no_token_id() -> None:
     ids, text = read([0x61]), read("a\0\0\0")
     assert isinstance(ids, prompt.Prompt)
     assert isinstance(text, prompt.Prompt)
-    assert ids.seeds != text.seeds
+    assert ids.text != text.text
 
 
 def test_chat_and_completion_of_one_text_share_nothing() -> None:
     chat = prompt.read(
         "/v1/chat/completions",
         b'{"model":"m","messages":[{"role":"user","content":"x"}]}',
+        prompt.Settings(bytes_max=999),
         whole=True,
-        bytes_max=999,
     )
     text = read("x")
     assert isinstance(chat, prompt.Prompt)

@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 
+from extproc import choice as choices
 from extproc import ledger, pool, prompt, router
 
 N = 8
@@ -23,9 +24,9 @@ def chat(*texts: str, model: str = "m") -> prompt.Prompt:
     return prompt.Prompt("chat", model, (b"chat", model.encode(), b""), text)
 
 
-def send(of: router.Router, asked: prompt.Prompt | prompt.Unkeyed, now: float = 0.0) -> router.Decision:
+def send(of: router.Router, asked: prompt.Prompt | prompt.Unkeyed, now: float = 0.0) -> choices.Decision:
     decided = of.choose(asked, now, 0.5)
-    assert isinstance(decided, router.Decision)
+    assert isinstance(decided, choices.Decision)
     return decided
 
 
@@ -72,9 +73,9 @@ def test_ring_fills_the_home_to_its_bound_and_then_the_next_in_a_fixed_order() -
     used: list[str] = []
     for _ in range(64):
         choice = send(chooser, asked).choice
-        assert choice.anchor is not None
-        assert choice.anchor.key == chooser.chain_of(asked).tail
-        order = list(chooser.ring.order(choice.anchor.key))
+        assert choice.key is not None
+        assert choice.key == chooser.chain_of(asked).tail
+        order = list(chooser.ring.order(choice.key))
         assert choice.endpoint.id == order[choice.ring_steps]
         used.append(choice.endpoint.id)
     firsts = list(dict.fromkeys(used))
@@ -122,9 +123,9 @@ def test_unkeyed_requests_spread(policy: str) -> None:
     counts: Counter[str] = Counter()
     for number in range(1000):
         decided = chooser.choose(UNKEYED, 0.0, number * 0.618 % 1)
-        assert isinstance(decided, router.Decision)
+        assert isinstance(decided, choices.Decision)
         assert decided.choice.unkeyed is UNKEYED
-        assert decided.choice.chain is None
+        assert decided.choice.chain_blocks == 0
         decided.lease.release()
         counts[decided.choice.endpoint.id] += 1
     assert len(counts) == N
@@ -300,31 +301,31 @@ def test_subset_is_respected_and_unknown_addresses_in_it_are_ignored() -> None:
     chooser = start("cost")
     for number in range(50):
         decided = chooser.choose(chat(text(number)), 0.0, 0.5, ("10.0.0.3:8000", "10.9.9.9:1"))
-        assert isinstance(decided, router.Decision)
+        assert isinstance(decided, choices.Decision)
         assert decided.choice.endpoint.address == "10.0.0.3:8000"
 
 
 @pytest.mark.parametrize("subset", [(), ("10.9.9.9:1",)])
 def test_subset_without_anybody_gives_nobody_and_no_lease(subset: tuple[str, ...]) -> None:
     chooser = start("cost")
-    assert chooser.choose(chat("x"), 0.0, 0.5, subset) == router.NoEndpoint(N, N)
+    assert chooser.choose(chat("x"), 0.0, 0.5, subset) == choices.NoEndpoint(N, N)
     assert chooser.ledger.open_leases == 0
 
 
 def test_empty_or_unready_pool_gives_nobody() -> None:
-    assert start("cost", 0).choose(chat("x"), 0.0, 0.5) == router.NoEndpoint(0, 0)
+    assert start("cost", 0).choose(chat("x"), 0.0, 0.5) == choices.NoEndpoint(0, 0)
     chooser = start("cost", 1)
     with_down(chooser, "vllm-0")
-    assert chooser.choose(UNKEYED, 0.0, 0.5) == router.NoEndpoint(1, 0)
+    assert chooser.choose(UNKEYED, 0.0, 0.5) == choices.NoEndpoint(1, 0)
 
 
 def test_alternates_are_others_in_ring_order_and_listed_behind_the_pick() -> None:
     chooser = start("ring", alternates=2)
     choice = send(chooser, chat(text(1))).choice
-    assert choice.anchor is not None
-    assert [choice.endpoint.id, *(e.id for e in choice.alternates)] == list(
-        chooser.ring.order(choice.anchor.key)
-    )[:3]
+    assert choice.key is not None
+    assert [choice.endpoint.id, *(e.id for e in choice.alternates)] == list(chooser.ring.order(choice.key))[
+        :3
+    ]
     assert choice.addresses.count(",") == 2
     assert choice.addresses.startswith(choice.endpoint.address + ",")
 

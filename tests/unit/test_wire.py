@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import DecodeError
 
-from extproc import exchange, wire
+from extproc import protocol, wire
 from extproc.pb import kvring_ext_proc_pb2 as pb
 
 ATTRIBUTES = "envoy.filters.http.ext_proc"
@@ -22,9 +22,9 @@ def request_headers(*lines: tuple[str, bytes], end_of_stream: bool = False) -> p
     return message
 
 
-def decoded_headers(message: pb.ProcessingRequest) -> exchange.RequestHeaders:
+def decoded_headers(message: pb.ProcessingRequest) -> protocol.RequestHeaders:
     event = wire.decode(message)
-    assert isinstance(event, exchange.RequestHeaders)
+    assert isinstance(event, protocol.RequestHeaders)
     return event
 
 
@@ -80,16 +80,16 @@ def test_body_modes_are_unknown_without_protocol_config_and_none_mode_with_an_em
     assert decoded_headers(message).body_mode is None
     assert decoded_headers(message).response_body_mode is None
     message.protocol_config.SetInParent()
-    assert decoded_headers(message).body_mode is exchange.BodyMode.NONE
-    assert decoded_headers(message).response_body_mode is exchange.BodyMode.NONE
+    assert decoded_headers(message).body_mode is protocol.BodyMode.NONE
+    assert decoded_headers(message).response_body_mode is protocol.BodyMode.NONE
 
 
-@pytest.mark.parametrize("mode", exchange.BodyMode)
-def test_every_body_mode_has_the_number_of_the_protocol(mode: exchange.BodyMode) -> None:
+@pytest.mark.parametrize("mode", protocol.BodyMode)
+def test_every_body_mode_has_the_number_of_the_protocol(mode: protocol.BodyMode) -> None:
     message = request_headers()
     message.protocol_config.request_body_mode = pb.BodySendMode.Value(mode.name)
     assert decoded_headers(message).body_mode is mode
-    assert decoded_headers(message).response_body_mode is exchange.BodyMode.NONE
+    assert decoded_headers(message).response_body_mode is protocol.BodyMode.NONE
 
 
 def test_a_body_mode_of_a_later_envoy_is_unknown() -> None:
@@ -209,24 +209,24 @@ def test_the_status_is_a_number_or_zero(raw: bytes, status: int) -> None:
     message.response_headers.headers.headers.add(key="server", raw_value=b"404")
     message.response_headers.headers.headers.add(key=":status", raw_value=raw)
     message.response_headers.end_of_stream = True
-    assert wire.decode(message) == exchange.ResponseHeaders(status, end_of_stream=True)
+    assert wire.decode(message) == protocol.ResponseHeaders(status, end_of_stream=True)
 
 
 def test_a_response_without_status_has_status_zero() -> None:
     message = pb.ProcessingRequest()
     message.response_headers.SetInParent()
-    assert wire.decode(message) == exchange.ResponseHeaders(0, end_of_stream=False)
+    assert wire.decode(message) == protocol.ResponseHeaders(0, end_of_stream=False)
 
 
 def test_bodies_and_trailers_become_their_events() -> None:
     request_body = pb.ProcessingRequest(request_body=pb.HttpBody(body=b"a\x00\xff", end_of_stream=True))
     response_body = pb.ProcessingRequest(response_body=pb.HttpBody(body=b"", end_of_stream=False))
-    assert wire.decode(request_body) == exchange.RequestBody(b"a\x00\xff", end_of_stream=True)
-    assert wire.decode(response_body) == exchange.ResponseBody(b"", end_of_stream=False)
+    assert wire.decode(request_body) == protocol.RequestBody(b"a\x00\xff", end_of_stream=True)
+    assert wire.decode(response_body) == protocol.ResponseBody(b"", end_of_stream=False)
     request_trailers = pb.ProcessingRequest(request_trailers=pb.HttpTrailers())
     response_trailers = pb.ProcessingRequest(response_trailers=pb.HttpTrailers())
-    assert wire.decode(request_trailers) == exchange.RequestTrailers()
-    assert wire.decode(response_trailers) == exchange.ResponseTrailers()
+    assert wire.decode(request_trailers) == protocol.RequestTrailers()
+    assert wire.decode(response_trailers) == protocol.ResponseTrailers()
 
 
 def test_bytes_and_their_message_decode_alike() -> None:
@@ -253,9 +253,9 @@ def test_observability_mode_can_be_read_from_the_parsed_message() -> None:
 # ---- replies ----
 
 
-@pytest.mark.parametrize("phase", exchange.Phase)
-def test_a_plain_reply_answers_its_phase_and_says_nothing(phase: exchange.Phase) -> None:
-    message = wire.encode(exchange.Reply(phase))
+@pytest.mark.parametrize("phase", protocol.Phase)
+def test_a_plain_reply_answers_its_phase_and_says_nothing(phase: protocol.Phase) -> None:
+    message = wire.encode(protocol.Reply(phase))
     assert message.WhichOneof("response") == phase.value
     assert getattr(message, phase.value).ByteSize() == 0
     assert not message.HasField("dynamic_metadata")
@@ -263,7 +263,7 @@ def test_a_plain_reply_answers_its_phase_and_says_nothing(phase: exchange.Phase)
 
 
 def test_steering_sets_metadata_and_header_to_the_same_address() -> None:
-    reply = exchange.Reply(exchange.Phase.REQUEST_BODY, exchange.Steer("10.0.0.1:8000,10.0.0.2:8000"))
+    reply = protocol.Reply(protocol.Phase.REQUEST_BODY, protocol.Steer("10.0.0.1:8000,10.0.0.2:8000"))
     message = wire.encode(reply)
     assert message.dynamic_metadata["envoy.lb"][DESTINATION] == "10.0.0.1:8000,10.0.0.2:8000"
     (option,) = message.request_body.response.header_mutation.set_headers
@@ -272,24 +272,24 @@ def test_steering_sets_metadata_and_header_to_the_same_address() -> None:
 
 
 def test_steering_nowhere_removes_the_header_and_sets_no_metadata() -> None:
-    message = wire.encode(exchange.Reply(exchange.Phase.REQUEST_HEADERS, exchange.Steer("")))
+    message = wire.encode(protocol.Reply(protocol.Phase.REQUEST_HEADERS, protocol.Steer("")))
     assert list(message.request_headers.response.header_mutation.remove_headers) == [DESTINATION]
     assert not message.request_headers.response.header_mutation.set_headers
     assert not message.HasField("dynamic_metadata")
 
 
 def test_without_header_steering_only_the_metadata_is_sent() -> None:
-    reply = exchange.Reply(exchange.Phase.REQUEST_HEADERS, exchange.Steer("10.0.0.1:8000"))
+    reply = protocol.Reply(protocol.Phase.REQUEST_HEADERS, protocol.Steer("10.0.0.1:8000"))
     message = wire.encode(reply, header=False)
     assert message.WhichOneof("response") == "request_headers"
     assert message.request_headers.ByteSize() == 0
     assert message.dynamic_metadata["envoy.lb"][DESTINATION] == "10.0.0.1:8000"
-    nowhere = exchange.Reply(exchange.Phase.REQUEST_HEADERS, exchange.Steer(""))
-    assert wire.encode(nowhere, header=False) == wire.encode(exchange.Reply(exchange.Phase.REQUEST_HEADERS))
+    nowhere = protocol.Reply(protocol.Phase.REQUEST_HEADERS, protocol.Steer(""))
+    assert wire.encode(nowhere, header=False) == wire.encode(protocol.Reply(protocol.Phase.REQUEST_HEADERS))
 
 
 def test_with_and_without_header_are_not_mixed_up_when_the_same_address_comes_again() -> None:
-    reply = exchange.Reply(exchange.Phase.REQUEST_TRAILERS, exchange.Steer("10.0.0.9:8000"))
+    reply = protocol.Reply(protocol.Phase.REQUEST_TRAILERS, protocol.Steer("10.0.0.9:8000"))
     for header in (True, False, True):
         message = wire.encode(reply, header=header)
         assert message.request_trailers.HasField("header_mutation") is header
@@ -297,11 +297,11 @@ def test_with_and_without_header_are_not_mixed_up_when_the_same_address_comes_ag
 
 @pytest.mark.parametrize("end_of_stream", [True, False])
 @pytest.mark.parametrize("data", [b"", b"a\x00\xff"])
-@pytest.mark.parametrize("phase", [exchange.Phase.REQUEST_BODY, exchange.Phase.RESPONSE_BODY])
+@pytest.mark.parametrize("phase", [protocol.Phase.REQUEST_BODY, protocol.Phase.RESPONSE_BODY])
 def test_an_echo_is_a_streamed_response_of_the_same_chunk(
-    phase: exchange.Phase, data: bytes, *, end_of_stream: bool
+    phase: protocol.Phase, data: bytes, *, end_of_stream: bool
 ) -> None:
-    message = wire.encode(exchange.Echo(phase, data, end_of_stream))
+    message = wire.encode(protocol.Echo(phase, data, end_of_stream))
     assert message.WhichOneof("response") == phase.value
     mutation = getattr(message, phase.value).response.body_mutation
     assert mutation.HasField("streamed_response")
@@ -311,7 +311,7 @@ def test_an_echo_is_a_streamed_response_of_the_same_chunk(
     )
 
 
-@pytest.mark.parametrize("phase", [exchange.Phase.REQUEST_HEADERS, exchange.Phase.RESPONSE_TRAILERS])
-def test_only_bodies_are_echoed(phase: exchange.Phase) -> None:
+@pytest.mark.parametrize("phase", [protocol.Phase.REQUEST_HEADERS, protocol.Phase.RESPONSE_TRAILERS])
+def test_only_bodies_are_echoed(phase: protocol.Phase) -> None:
     with pytest.raises(ValueError, match=phase.value):
-        wire.encode(exchange.Echo(phase, b"", end_of_stream=False))
+        wire.encode(protocol.Echo(phase, b"", end_of_stream=False))

@@ -1,0 +1,186 @@
+"""Show how one request would be routed: API, prompt, chain, key, ring order, costs and the choice.
+
+Reads a request body from a file ("-" for stdin) and runs the same code as the sidecar, over an idle pool from
+--config or --endpoint. What has been sent before is not known here, so every endpoint is cold: the key, the
+order and the home are those of the live sidecar, the costs are not. Prompt text is shown only with --text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from extproc import chain, choice, config, exchange, prompt, router
+from extproc.config import values
+
+__all__ = ["add_arguments", "run"]
+
+_TEXT_SHOWN_CHARS = 60
+_FILE_BYTES_MAX = 256 * 1024 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the request and the pool."""
+    parser.add_argument("request", metavar="REQUEST.json", help="request body; - reads stdin")
+    parser.add_argument("--path", default="/v1/chat/completions", help="request path (default: %(default)s)")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="NAME: VALUE", help="request header; repeatable"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="kvring.yaml, for pool and settings")
+    parser.add_argument(
+        "--endpoint", action="append", default=[], metavar="NAME=HOST:PORT", help="instead; repeatable"
+    )
+    parser.add_argument("--cut", action="store_true", help="the body is only the start of a longer one")
+    parser.add_argument("--text", action="store_true", help="show the first characters of each segment")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if the request was routed, 2 if the arguments can't be used."""
+    try:
+        settings = _settings(args)
+        asked = _Request(
+            {"content-type": "application/json", **_headers(args.header), ":path": args.path},
+            _body(args.request),
+            whole=not args.cut,
+        )
+    except (config.ConfigError, OSError, ValueError) as error:
+        print(f"kvring explain: {error}", file=sys.stderr)
+        return 2
+    explained = _explain(settings, asked, show_text=args.text)
+    if args.json:
+        print(json.dumps(explained, indent=2))
+    else:
+        _print(explained)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    headers: Mapping[str, str]
+    body: bytes
+    whole: bool
+
+
+def _settings(args: argparse.Namespace) -> values.Config:
+    if args.config and args.endpoint:
+        raise ValueError("--config and --endpoint exclude each other")
+    if args.config:
+        return config.load(args.config, os.environ)
+    named = [text.partition("=") for text in args.endpoint or ["endpoint-0=127.0.0.1:8000"]]
+    listed = [{"name": name, "address": address} for name, _, address in named]
+    return config.loads(json.dumps({"pools": [{"endpoints": listed}]}), {})
+
+
+def _headers(lines: list[str]) -> dict[str, str]:
+    pairs = [line.partition(":") for line in lines]
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _body(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read(_FILE_BYTES_MAX)
+    with Path(name).open("rb") as file:
+        return file.read(_FILE_BYTES_MAX)
+
+
+def _explain(settings: values.Config, asked: _Request, *, show_text: bool) -> dict[str, Any]:
+    group = settings.pools[0]
+    chooser = router.Router(config.static_pool(group), config.router_settings(group))
+    how = settings.exchange_settings()
+    read = exchange.read_prompt(asked.headers, asked.body, how.prompt, whole=asked.whole)
+    key = asked.headers.get(how.key_header) if how.key_header else None
+    decided = chooser.choose(read, 0.0, 0.0, None, key)
+    if isinstance(decided, choice.NoEndpoint):  # a static pool is never empty
+        raise TypeError("a pool without endpoints")
+    made = decided.choice
+    found = read if isinstance(read, prompt.Prompt) else None
+    return {
+        "api": found.api if found else None,
+        "model": found.model if found else None,
+        "unkeyed": made.unkeyed,
+        "body_bytes": len(asked.body),
+        "cut": found.cut if found else not asked.whole,
+        "segments": _segments(found, show_text=show_text) if found else [],
+        "block_bytes": group.block_bytes,
+        "chain": [f"{block:016x}" for block in _chain(chooser, found).hashes],
+        "anchor": made.anchor_block,
+        "key": None if made.key is None else f"{made.key:016x}",
+        "keyed_by": made.keyed_by,
+        "ring": [] if made.key is None else list(chooser.ring.order(made.key)),
+        "policy": made.policy,
+        "prompt_tokens": round(made.prompt_tokens),
+        "costs": dict(zip(made.candidates, made.costs, strict=False)),
+        "choice": made.endpoint.id,
+        "address": made.endpoint.address,
+        "reason": made.reason,
+    }
+
+
+def _chain(chooser: router.Router, found: prompt.Prompt | None) -> chain.Chain:
+    if found is None or found.unkeyed is not None:
+        return chain.Chain((), 0)
+    return chooser.chain_of(found)
+
+
+def _segments(found: prompt.Prompt, *, show_text: bool) -> list[dict[str, Any]]:
+    segments = []
+    start = 0
+    for kind, size in found.segments:
+        segment: dict[str, Any] = {"kind": kind, "start": start, "end": start + size}
+        if show_text:
+            text = found.text[start : start + size].decode("utf-8", "replace")
+            segment["text"] = text[:_TEXT_SHOWN_CHARS]
+        segments.append(segment)
+        start += size
+    return segments
+
+
+def _print(explained: Mapping[str, Any]) -> None:
+    console = Console(highlight=False)
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    chained = explained["chain"]
+    shown = " ".join(block[:8] for block in chained[:4]) + (" ..." if len(chained) > 4 else "")
+    rows = {
+        "api": explained["api"] or "-",
+        "model": explained["model"] or "-",
+        "body": f"{explained['body_bytes']:,} bytes" + (", cut off" if explained["cut"] else ""),
+        "no chain": explained["unkeyed"],
+        "chain": f"{len(chained)} blocks of {explained['block_bytes']} bytes  {shown}",
+        "anchor": None if explained["anchor"] is None else f"block {explained['anchor']}",
+        "key": f"{explained['key']} ({explained['keyed_by']})" if explained["key"] else "-",
+        "ring": " > ".join(explained["ring"]) or "-",
+        "choice": f"{explained['choice']} ({explained['address']}), {explained['reason']}, by"
+        f" {explained['policy']}",
+    }
+    for name, value in rows.items():
+        if value is not None:
+            facts.add_row(name, value)
+    console.print(facts)
+    if explained["segments"]:
+        console.print(_segment_table(explained))
+    if explained["costs"]:
+        costs = Table("endpoint", "cost [tokens]", title="costs, all cold", title_justify="left")
+        for name, cost in explained["costs"].items():
+            costs.add_row(name, f"{cost:,.0f}")
+        console.print(costs)
+
+
+def _segment_table(explained: Mapping[str, Any]) -> Table:
+    with_text = "text" in explained["segments"][0]
+    columns = ["segment", "bytes of the prompt", "blocks", *(["text"] if with_text else [])]
+    table = Table(*columns, title="prompt, as the engine will read it", title_justify="left")
+    for segment in explained["segments"]:
+        first, last = (at // explained["block_bytes"] for at in (segment["start"], segment["end"] - 1))
+        row = [segment["kind"], f"{segment['start']:,} - {segment['end']:,}", f"{first} - {last}"]
+        table.add_row(*row, *([repr(segment["text"])] if with_text else []))
+    return table

@@ -1,0 +1,79 @@
+"""Text: a prompt being rendered, piece by piece, in the order the engine's template would.
+
+Pieces of different origin are kept apart by marks, bytes that never occur in UTF-8, so that no content can
+imitate structure. Marks only begin things: what ends a piece is the next one's mark, and a text cut off
+anywhere is therefore a start of the whole. Volatile spans (see `volatile`) are left out.
+
+Never: anything sorted; a piece changed for any other reason. Called by: the API modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from extproc.prompt import volatile
+
+__all__ = ["JSON", "MESSAGE", "PART", "Text", "canonical", "encode"]
+
+MESSAGE = b"\xff"
+PART = b"\xfe"
+JSON = b"\xfd"
+
+_CUT_JSON_ENDS = b'"]}0123456789.eE+-'
+
+
+class Text:
+    """Collects pieces; `done` gives the bytes, `segments` what each piece was and how long."""
+
+    __slots__ = ("_kinds", "_pieces", "_spans", "_starts")
+
+    def __init__(self, spans: Sequence[volatile.Span]) -> None:
+        """`spans`: what to leave out of texts."""
+        self._spans = spans
+        self._starts = {span.start for span in spans}
+        self._kinds: list[str] = []
+        self._pieces: list[bytes] = []
+
+    def name(self, kind: str, name: str) -> None:
+        """Begin a message or field of that name. `kind` names the piece for people, from a closed set."""
+        self._kinds.append(kind)
+        self._pieces.append(MESSAGE + encode(name))
+
+    def add(self, kind: str, mark: bytes, text: str, *, cut: bool = False) -> None:
+        """Append `text` behind `mark`, without volatile spans. If `cut`, more of it was to come."""
+        self._kinds.append(kind)
+        if cut or any(start in text for start in self._starts):
+            text = volatile.without(text, self._spans, cut=cut)
+        self._pieces.append(mark + encode(text))
+
+    def add_json(self, kind: str, value: Any, *, cut: bool = False) -> None:
+        """Append a JSON value: no white space, keys in the order they came."""
+        self._kinds.append(kind)
+        self._pieces.append(JSON + canonical(value, cut=cut))
+
+    def add_bytes(self, kind: str, piece: bytes) -> None:
+        """Append bytes that are no text (packed token ids)."""
+        self._kinds.append(kind)
+        self._pieces.append(piece)
+
+    def done(self) -> bytes:
+        """All pieces in a row."""
+        return b"".join(self._pieces)
+
+    def segments(self) -> tuple[tuple[str, int], ...]:
+        """Kind and length [bytes, mark included] of every piece."""
+        return tuple(zip(self._kinds, map(len, self._pieces), strict=True))
+
+
+def canonical(value: Any, *, cut: bool) -> bytes:
+    """JSON of `value` without white space, in the order it came; of a cut value a start of the whole."""
+    encoded = msgspec.json.encode(value)
+    return encoded.rstrip(_CUT_JSON_ENDS) if cut else encoded
+
+
+def encode(text: str) -> bytes:
+    """UTF-8 of `text`; a lone surrogate is encoded as itself."""
+    return text.encode("utf-8", "surrogatepass")
