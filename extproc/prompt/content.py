@@ -53,6 +53,7 @@ def _part(rendered: _text.Text, kind: str, part: Any, *, cut: bool) -> bool:
         return True  # its kind is not known yet
     match part.get("type"):
         case "thinking":
+            rendered.add("thinking", _text.JSON, "thinking")  # no JSON value begins so
             _field(rendered, "thinking", part, "thinking", cut=cut)
         case "tool_use" | "server_tool_use":
             rendered.add_json("calls", without(part, "id", *_UNRENDERED), cut=cut)
@@ -60,6 +61,8 @@ def _part(rendered: _text.Text, kind: str, part: Any, *, cut: bool) -> bool:
             rendered.add("result", _text.JSON, "")
             if "content" in part:
                 return add(rendered, "result", part["content"], cut=cut and last_key == "content")
+        case None if not {"text", *_UNRENDERED} >= part.keys():
+            rendered.add_json("media", without(part, *_UNRENDERED))  # its kind is told by its keys
         case None | "text" | "input_text" | "output_text":
             _field(rendered, kind, part, "text", cut=cut)
         case _:
