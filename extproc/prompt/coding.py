@@ -68,7 +68,7 @@ def _zlib(window_bits: int) -> _Decode:
     def decode(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
         inflater = zlib.decompressobj(window_bits)
         plain = inflater.decompress(data, bytes_max)
-        return plain, inflater.eof
+        return plain, inflater.eof and not inflater.unused_data  # gzip: more members may follow, unread
 
     return decode
 
@@ -81,7 +81,9 @@ def _deflate(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
 
 
 def _zstd(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).stream_reader(data)
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).stream_reader(
+        data, read_across_frames=True
+    )
     plain = reader.read(bytes_max)
     return plain, len(plain) < bytes_max
 
