@@ -47,6 +47,7 @@ def without(text: str, spans: Sequence[Span], *, cut: bool) -> str:
 def _without(text: str, span: Span, *, cut: bool) -> str:
     kept: list[str] = []
     position = 0
+    end = 0 if span.end else len(text)
     while True:
         start = text.find(span.start, position)
         if start < 0:
@@ -54,8 +55,9 @@ def _without(text: str, span: Span, *, cut: bool) -> str:
             return "".join(kept)
         inner = start + len(span.start)
         last = inner + span.chars_max
-        end = text.find(span.end, inner, last + len(span.end)) if span.end else len(text)
-        if span.end and end < 0 and cut and last + len(span.end) > len(text):
+        if 0 <= end < inner:
+            end = text.find(span.end, inner)  # no character is searched twice: many starts share one end
+        if end < 0 and cut and last + len(span.end) > len(text):
             kept.append(text[position:start])  # its end may be still to come
             return "".join(kept)
         if end < 0 or end > last:
