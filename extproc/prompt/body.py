@@ -27,15 +27,13 @@ __all__ = ["TAIL_BYTES_MAX", "Body", "Prompt", "Settings", "Unkeyed", "parse"]
 TAIL_BYTES_MAX = 128 * 1024
 """Bytes at the end of a long body that are searched for keys."""
 
-# Looked for in all of the end, since a large value may stand behind them, and in its last bytes, where small
-# fields stand. A key that is not an object's first has a comma before it.
-_TAIL_KEY = re.compile(rb',\s*("(?:model|tools|system|instructions|query)"\s*:)')
-_LAST_BYTES = 4096
-_LAST_KEY = re.compile(
-    rb',\s*("(?:model|tools|system|instructions|query|cache_salt|chat_template|chat_template_kwargs|documents'
-    rb'|output_config|previous_response_id|prompt_cache_key|reasoning|reasoning_effort|tool_choice)"\s*:)'
+# Keys that clients send behind the messages. One that is not its object's first has a comma before it.
+_LATE_KEY = re.compile(
+    rb',\s*("(?:model|tools|tool_choice|system|instructions|query|cache_salt|prompt_cache_key|documents'
+    rb'|chat_template|chat_template_kwargs|output_config|previous_response_id|reasoning|reasoning_effort)"\s*:)'
 )
-_TRIES_MAX = 8  # of either; what is nested below the top level fails soon
+_TRIES_MAX = 32  # from the first and from the last of them
+_ERROR_AT = re.compile(r"at line (\d+) column (\d+)$")
 _LONG = {"messages", "input", "prompt", "token_ids", "tokens"}  # read up to the budget, no further
 _RENDERED_FIRST = {"tools", "system", "instructions"}
 
@@ -194,13 +192,25 @@ def _tail(end: bytes) -> dict[str, Any]:
     Only the top level's keys have a rest that, behind a brace, is an object: a key that is nested leaves
     closing braces over, and a text cannot hold a quote that is not escaped.
     """
-    keys = [match.start(1) for match in _TAIL_KEY.finditer(end)]
-    last = [match.start(1) for match in _LAST_KEY.finditer(end, max(len(end) - _LAST_BYTES, 0))]
-    for at in sorted({*keys[:_TRIES_MAX], *last[-_TRIES_MAX:]}):
+    keys = [match.start(1) for match in _LATE_KEY.finditer(end)]
+    passed = 0
+    for at in [*keys[:_TRIES_MAX], *keys[_TRIES_MAX:][-_TRIES_MAX:]]:
+        if at < passed:
+            continue
         try:
             fields = jiter.from_json(b"{" + end[at:], cache_mode="keys")
-        except ValueError:
+        except ValueError as error:
+            passed = at + _position(error, end[at:])  # all keys up to there are in the same nested object
             continue
         if isinstance(fields, dict):
             return fields
     return {}
+
+
+def _position(error: ValueError, text: bytes) -> int:
+    """Where in `text`, to which a brace was put in front, the parser stopped; 0 if it does not say."""
+    found = _ERROR_AT.search(str(error))
+    if found is None:
+        return 0
+    before = int(found[1]) - 1
+    return sum(len(line) + 1 for line in text.split(b"\n", before)[:before]) + int(found[2]) - 2

@@ -7,6 +7,7 @@ Source: OpenAI API reference, /v1/completions, /v1/embeddings; vLLM: /inference/
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from extproc.prompt import body as _body
@@ -57,6 +58,6 @@ def prompt_at(body: _body.Body, api: str, key: str) -> _body.Prompt | _body.Unke
 
 def _packed(ids: list[Any]) -> bytes | None:
     try:
-        return b"".join(number.to_bytes(4, "little") for number in ids)
-    except (AttributeError, OverflowError, TypeError):
+        return struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error:
         return None

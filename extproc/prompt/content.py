@@ -30,9 +30,12 @@ def add(rendered: _text.Text, kind: str, content: Any, *, cut: bool) -> bool:
     if not content and not cut:
         rendered.add(kind, _text.PART, "")
     last = len(content) - 1
-    return all(
-        _part(rendered, kind, part, cut=cut and position == last) for position, part in enumerate(content)
-    )
+    for position, part in enumerate(content):
+        if rendered.ended:
+            break
+        if not _part(rendered, kind, part, cut=cut and position == last):
+            return False
+    return True
 
 
 def without(value: Any, *keys: str) -> Any:

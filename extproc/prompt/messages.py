@@ -37,6 +37,8 @@ def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     last = len(messages) - 1
     for position, one in enumerate(messages):
         cut = position == last and body.is_cut("messages")
+        if rendered.ended:
+            break
         if not chat.message(rendered, one, cut=cut) and not cut:
             return _body.Unkeyed.SHAPE
     return body.prompt("messages", rendered)

@@ -65,6 +65,8 @@ def _texts(rendered: _text.Text, given: Any, *, cut: bool) -> bool:
     texts = given if isinstance(given, list) else [given]
     last = len(texts) - 1
     for position, one in enumerate(texts):
+        if rendered.ended:
+            break
         ends_cut = cut and position == last
         if isinstance(one, str):
             rendered.add("text", _text.PART, one, cut=ends_cut)

@@ -45,6 +45,8 @@ def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     last = len(given) - 1
     for position, item in enumerate(given):
         cut = position == last and body.is_cut("input")
+        if rendered.ended:
+            break
         if not _item(rendered, item, cut=cut, string=is_string) and not cut:
             return _body.Unkeyed.SHAPE
     return _continued(body, body.prompt(API, rendered))
