@@ -1,10 +1,11 @@
 """Body: a parsed request body, whole or cut off, and the prompt made from it.
 
-A body is read up to `bytes_max`. Clients write what is rendered first behind the long messages: OpenAI's
-Python SDK 1.x sends messages, model, tools; 3.x model, messages, tools; Anthropic's messages, model, system,
-tools (tests/data/sdk_bodies). So of a longer body the end is searched too, for keys that come behind the cut:
-the suffix that begins with such a key and, with a brace before it, is a JSON object, can only be the top
-level's rest. A field of more than `TAIL_BYTES_MAX` behind the cut stays unseen.
+A body is read up to `bytes_max`, or to its end if that is not much farther (`whole_bytes_max`). Clients write
+what is rendered first behind the long messages: OpenAI's Python SDK 1.x sends messages, model, tools; 3.x
+model, messages, tools; Anthropic's messages, model, system, tools (tests/data/sdk_bodies). So of a longer
+body the end is searched too, for keys that come behind the cut: the suffix that begins with such a key and,
+with a brace before it, is a JSON object, can only be the top level's rest. A field of more than
+`TAIL_BYTES_MAX` behind the cut stays unseen.
 
 Never: an exception; more than `bytes_max + TAIL_BYTES_MAX` bytes parsed. Called by: prompt, API modules.
 """
@@ -63,6 +64,11 @@ class Settings:
     bytes_max: int = 512 * 1024
     spans: Sequence[volatile.Span] = volatile.KNOWN
     cache_keys: bool = True
+
+    @property
+    def whole_bytes_max(self) -> int:
+        """A body that has come whole and has no more bytes than this is read to its end."""
+        return self.bytes_max + min(self.bytes_max // 4, TAIL_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +163,15 @@ def parse(body: bytes, settings: Settings, *, whole: bool) -> Body | Unkeyed:
     """
     if not body:
         return Unkeyed.BODY
-    unread = max(len(body) - settings.bytes_max, 0)
+    bytes_max = settings.bytes_max
+    if whole and len(body) <= settings.whole_bytes_max:
+        bytes_max = len(body)
+    unread = len(body) - bytes_max if len(body) > bytes_max else 0
     complete = whole and not unread
     try:
         # In partial mode only what is missing at the end is forgiven; whole bodies are checked strictly.
         fields = jiter.from_json(
-            body[: settings.bytes_max],
+            body[:bytes_max],
             partial_mode=False if complete else "trailing-strings",
             cache_mode="keys",
         )
