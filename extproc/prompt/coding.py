@@ -92,7 +92,8 @@ def _br(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
     inflater = brotli.Decompressor()
     pieces = [inflater.process(data, output_buffer_limit=bytes_max)]
     size = len(pieces[0])
-    while size < bytes_max and not inflater.is_finished() and not inflater.can_accept_more_data():
+    # Of input that ends early it gives 32 KiB a call, though it says that it waits for more input.
+    while pieces[-1] and size < bytes_max and not inflater.is_finished():
         pieces.append(inflater.process(b"", output_buffer_limit=bytes_max - size))
         size += len(pieces[-1])
     return b"".join(pieces)[:bytes_max], inflater.is_finished()
