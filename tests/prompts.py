@@ -32,11 +32,11 @@ def hashes(found: prompt.Prompt, block_bytes: int = 8) -> tuple[int, ...]:
     return chain.build(chain.seed_of(found.seeds), found.text, block_bytes, MANY).hashes
 
 
-def is_start(cut: prompt.Prompt | prompt.Unkeyed, whole: prompt.Prompt) -> bool:
+def is_start(cut: prompt.Prompt | prompt.Unkeyed, whole: prompt.Prompt, block_bytes: int = 8) -> bool:
     """Whether what `cut` claims to be known of a prompt is a start of all of it; claiming nothing is."""
     if isinstance(cut, prompt.Unkeyed) or cut.unkeyed is not None:
         return True
-    short, long = hashes(cut), hashes(whole)
+    short, long = hashes(cut, block_bytes), hashes(whole, block_bytes)
     return cut.seeds == whole.seeds and short == long[: len(short)] and whole.text.startswith(cut.text)
 
 
