@@ -37,9 +37,7 @@ KNOWN = (Span("x-anthropic-billing-header:", "\n"), Span("x-anthropic-billing-he
 def without(text: str, spans: Sequence[Span], *, cut: bool) -> str:
     """`text` without `spans`. If `cut`, more text was to come: what may yet become a span is left out too."""
     for span in spans:
-        if cut:
-            text = text[: len(text) - _begun(text, span.start)]
-        if span.start in text:
+        if cut or span.start in text:
             text = _without(text, span, cut=cut)
     return text
 
@@ -51,7 +49,8 @@ def _without(text: str, span: Span, *, cut: bool) -> str:
     while True:
         start = text.find(span.start, position)
         if start < 0:
-            kept.append(text[position:])
+            rest = text[position:]
+            kept.append(rest[: len(rest) - _begun(rest, span.start)] if cut else rest)
             return "".join(kept)
         inner = start + len(span.start)
         last = inner + span.chars_max
