@@ -255,7 +255,7 @@ def read_prompt(
 ) -> prompt.Prompt | prompt.Unkeyed:
     """The prompt of a request with these headers, or why it has none."""
     coding = headers.get("content-encoding", "")
-    plain = prompt.inflate(coding, body, settings.bytes_max, whole=whole) if coding else None
+    plain = prompt.inflate(coding, body, settings.whole_bytes_max, whole=whole) if coding else None
     if coding and plain is None:
         return prompt.Unkeyed.ENCODING
     if plain is not None:

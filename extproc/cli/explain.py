@@ -57,10 +57,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"kvring explain: {error}", file=sys.stderr)
         return 2
     explained = _explain(settings, asked, show_text=args.text)
-    if args.json:
-        print(json.dumps(explained, indent=2))
-    else:
-        _print(explained)
+    try:
+        if args.json:
+            print(json.dumps(explained, indent=2))
+        else:
+            _print(explained)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -82,8 +86,13 @@ def _settings(args: argparse.Namespace) -> values.Config:
 
 
 def _headers(lines: list[str]) -> dict[str, str]:
-    pairs = [line.partition(":") for line in lines]
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not name.strip() or not colon:
+            raise ValueError(f"--header {line!r} is not NAME: VALUE")
+        headers[name.strip().lower()] = value.strip()
+    return headers
 
 
 def _body(name: str) -> bytes:
@@ -98,7 +107,7 @@ def _explain(settings: values.Config, asked: _Request, *, show_text: bool) -> di
     chooser = router.Router(config.static_pool(group), config.router_settings(group))
     how = settings.exchange_settings()
     read = exchange.read_prompt(asked.headers, asked.body, how.prompt, whole=asked.whole)
-    key = asked.headers.get(how.key_header) if how.key_header else None
+    key = asked.headers.get(how.key_header) or None if how.key_header else None
     decided = chooser.choose(read, 0.0, 0.0, None, key)
     if isinstance(decided, choice.NoEndpoint):  # a static pool is never empty
         raise TypeError("a pool without endpoints")
@@ -146,13 +155,15 @@ def _segments(found: prompt.Prompt, *, show_text: bool) -> list[dict[str, Any]]:
 
 
 def _print(explained: Mapping[str, Any]) -> None:
-    console = Console(highlight=False)
+    # A model's name is the client's: neither markup nor control characters of it may reach the terminal.
+    console = Console(highlight=False, markup=False, emoji=False)
+    model = explained["model"] or "-"
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     chained = explained["chain"]
     shown = " ".join(block[:8] for block in chained[:4]) + (" ..." if len(chained) > 4 else "")
     rows = {
         "api": explained["api"] or "-",
-        "model": explained["model"] or "-",
+        "model": model if model.isprintable() else repr(model),
         "body": f"{explained['body_bytes']:,} bytes" + (", cut off" if explained["cut"] else ""),
         "no chain": explained["unkeyed"],
         "chain": f"{len(chained)} blocks of {explained['block_bytes']} bytes  {shown}",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from extproc.prompt import chat, completions, messages, pooling, responses
-from extproc.prompt.body import Body, Prompt, Settings, Unkeyed, parse
+from extproc.prompt.body import TAIL_BYTES_MAX, Body, Prompt, Settings, Unkeyed, parse
 from extproc.prompt.coding import inflate
 from extproc.prompt.responses import ANSWER_BYTES_MAX, answer_id
 from extproc.prompt.responses import API as STORED_ANSWERS
@@ -26,6 +26,7 @@ __all__ = [
     "KNOWN",
     "PATHS",
     "STORED_ANSWERS",
+    "TAIL_BYTES_MAX",
     "Prompt",
     "Settings",
     "Span",

@@ -32,15 +32,19 @@ _AFTER_CONTENT = ("reasoning", "reasoning_content", "name", "function_call", "au
 
 def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     """The prompt of a chat request."""
-    messages = body.fields.get("messages")
-    if not isinstance(messages, list) or not messages:
+    messages = body.listed("messages")
+    if messages is None:
         return _body.Unkeyed.SHAPE
+    if body.is_cut_behind("messages"):
+        return _body.Unkeyed.CUT
     rendered = body.text()
     options(body, rendered, OPTIONS)
     tools(body, rendered)
     last = len(messages) - 1
     for position, one in enumerate(messages):
         cut = position == last and body.is_cut("messages")
+        if rendered.ended:
+            break
         if not message(rendered, one, cut=cut) and not cut:
             return _body.Unkeyed.SHAPE
     return body.prompt("chat", rendered)
@@ -58,7 +62,9 @@ def options(body: _body.Body, rendered: _text.Text, names: tuple[str, ...]) -> N
 def tools(body: _body.Body, rendered: _text.Text) -> None:
     """Append the tools, unless the choice is to use none: then templates leave them out."""
     offered = body.fields.get("tools")
-    if offered and body.fields.get("tool_choice") != "none":
+    choice = body.fields.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if offered and kind != "none":
         rendered.name("tools", "tools")
         if isinstance(offered, list):
             offered = [content.without(tool, "cache_control") for tool in offered]

@@ -68,7 +68,7 @@ def _zlib(window_bits: int) -> _Decode:
     def decode(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
         inflater = zlib.decompressobj(window_bits)
         plain = inflater.decompress(data, bytes_max)
-        return plain, inflater.eof
+        return plain, inflater.eof and not inflater.unused_data  # gzip: more members may follow, unread
 
     return decode
 
@@ -81,7 +81,9 @@ def _deflate(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
 
 
 def _zstd(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).stream_reader(data)
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).stream_reader(
+        data, read_across_frames=True
+    )
     plain = reader.read(bytes_max)
     return plain, len(plain) < bytes_max
 
@@ -90,7 +92,8 @@ def _br(data: bytes, bytes_max: int) -> tuple[bytes, bool]:
     inflater = brotli.Decompressor()
     pieces = [inflater.process(data, output_buffer_limit=bytes_max)]
     size = len(pieces[0])
-    while size < bytes_max and not inflater.is_finished() and not inflater.can_accept_more_data():
+    # Of input that ends early it gives 32 KiB a call, though it says that it waits for more input.
+    while pieces[-1] and size < bytes_max and not inflater.is_finished():
         pieces.append(inflater.process(b"", output_buffer_limit=bytes_max - size))
         size += len(pieces[-1])
     return b"".join(pieces)[:bytes_max], inflater.is_finished()

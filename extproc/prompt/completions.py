@@ -7,9 +7,11 @@ Source: OpenAI API reference, /v1/completions, /v1/embeddings; vLLM: /inference/
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from extproc.prompt import body as _body
+from extproc.prompt import chat
 from extproc.prompt import text as _text
 
 __all__ = ["embeddings", "generate", "prompt_at", "read"]
@@ -21,7 +23,9 @@ def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
 
 
 def embeddings(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
-    """The prompt of an embeddings request."""
+    """The prompt of an embeddings request: its first input, or messages."""
+    if "messages" in body.fields:
+        return chat.read(body)
     return prompt_at(body, "embeddings", "input")
 
 
@@ -34,6 +38,8 @@ def prompt_at(body: _body.Body, api: str, key: str) -> _body.Prompt | _body.Unke
     """The prompt in the field `key`."""
     prompt: Any = body.fields.get(key)
     cut = body.is_cut(key)
+    if body.is_cut_behind(key):
+        return _body.Unkeyed.CUT
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         cut = cut and len(prompt) == 1
         prompt = prompt[0]
@@ -52,6 +58,6 @@ def prompt_at(body: _body.Body, api: str, key: str) -> _body.Prompt | _body.Unke
 
 def _packed(ids: list[Any]) -> bytes | None:
     try:
-        return b"".join(number.to_bytes(4, "little") for number in ids)
-    except (AttributeError, OverflowError, TypeError):
+        return struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error:
         return None

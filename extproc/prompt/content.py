@@ -30,9 +30,12 @@ def add(rendered: _text.Text, kind: str, content: Any, *, cut: bool) -> bool:
     if not content and not cut:
         rendered.add(kind, _text.PART, "")
     last = len(content) - 1
-    return all(
-        _part(rendered, kind, part, cut=cut and position == last) for position, part in enumerate(content)
-    )
+    for position, part in enumerate(content):
+        if rendered.ended:
+            break
+        if not _part(rendered, kind, part, cut=cut and position == last):
+            return False
+    return True
 
 
 def without(value: Any, *keys: str) -> Any:
@@ -53,6 +56,7 @@ def _part(rendered: _text.Text, kind: str, part: Any, *, cut: bool) -> bool:
         return True  # its kind is not known yet
     match part.get("type"):
         case "thinking":
+            rendered.add("thinking", _text.JSON, "thinking")  # no JSON value begins so
             _field(rendered, "thinking", part, "thinking", cut=cut)
         case "tool_use" | "server_tool_use":
             rendered.add_json("calls", without(part, "id", *_UNRENDERED), cut=cut)
@@ -60,6 +64,8 @@ def _part(rendered: _text.Text, kind: str, part: Any, *, cut: bool) -> bool:
             rendered.add("result", _text.JSON, "")
             if "content" in part:
                 return add(rendered, "result", part["content"], cut=cut and last_key == "content")
+        case None if not {"text", *_UNRENDERED} >= part.keys():
+            rendered.add_json("media", without(part, *_UNRENDERED))  # its kind is told by its keys
         case None | "text" | "input_text" | "output_text":
             _field(rendered, kind, part, "text", cut=cut)
         case _:

@@ -1,7 +1,9 @@
-"""Anthropic messages: tools, system, then messages; as vLLM and SGLang serve them under /v1/messages.
+"""Anthropic messages: options, tools, system, then messages; as vLLM and SGLang serve them.
 
-System as a string equals one text block. Cache hints, signatures and ids are not rendered.
-Source: Anthropic API reference, /v1/messages and /v1/messages/count_tokens.
+System as a string equals one text block. Cache hints, signatures and ids are not rendered, nor is `thinking`;
+of `output_config` only the effort is.
+Source: Anthropic API reference, /v1/messages and /v1/messages/count_tokens; vLLM takes
+`chat_template_kwargs` beside.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ from typing import Any
 
 from extproc.prompt import body as _body
 from extproc.prompt import chat, content
+from extproc.prompt import text as _text
 
 __all__ = ["count", "read"]
 
 
 def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     """The prompt of a messages request."""
-    messages = body.fields.get("messages")
-    if not isinstance(messages, list) or not messages:
+    messages = body.listed("messages")
+    if messages is None:
         return _body.Unkeyed.SHAPE
+    if body.is_cut_behind("messages"):
+        return _body.Unkeyed.CUT
     rendered = body.text()
+    chat.options(body, rendered, ("chat_template_kwargs",))
+    _effort(body, rendered)
     chat.tools(body, rendered)
     system: Any = body.fields.get("system")
     if system is not None:
@@ -30,6 +37,8 @@ def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     last = len(messages) - 1
     for position, one in enumerate(messages):
         cut = position == last and body.is_cut("messages")
+        if rendered.ended:
+            break
         if not chat.message(rendered, one, cut=cut) and not cut:
             return _body.Unkeyed.SHAPE
     return body.prompt("messages", rendered)
@@ -39,3 +48,11 @@ def count(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     """The prompt of a request that only counts tokens: the same, but nothing is prefilled."""
     found = read(body)
     return replace(found, prefills=False) if isinstance(found, _body.Prompt) else found
+
+
+def _effort(body: _body.Body, rendered: _text.Text) -> None:
+    config = body.fields.get("output_config")
+    effort = config.get("effort") if isinstance(config, dict) else None
+    if isinstance(effort, str):
+        rendered.name("option", "output_config")
+        rendered.add("option", _text.PART, effort, cut=body.is_cut("output_config"))

@@ -51,13 +51,13 @@ def _pair(body: _body.Body, api: str, names: tuple[tuple[str, ...], ...]) -> _bo
     for known in names:
         name = next((name for name in known if name in body.fields), None)
         if name is None:
-            if body.cut_key is not None:
-                break  # it may still come
-            return _body.Unkeyed.SHAPE
+            if body.cut_key is None:
+                return _body.Unkeyed.SHAPE
+            break  # it may still come
         if not _texts(rendered, body.fields[name], cut=body.is_cut(name)):
             return _body.Unkeyed.SHAPE
-        if body.is_cut(name):
-            break
+        if body.is_cut_behind(name) and known is names[-1]:
+            return _body.Unkeyed.CUT
     return body.prompt(api, rendered)
 
 
@@ -65,6 +65,8 @@ def _texts(rendered: _text.Text, given: Any, *, cut: bool) -> bool:
     texts = given if isinstance(given, list) else [given]
     last = len(texts) - 1
     for position, one in enumerate(texts):
+        if rendered.ended:
+            break
         ends_cut = cut and position == last
         if isinstance(one, str):
             rendered.add("text", _text.PART, one, cut=ends_cut)

@@ -28,14 +28,13 @@ _ANSWER_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 
 def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     """The prompt of a responses request."""
-    given: Any = body.fields.get("input")
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-        cut_inside = True
-    else:
-        cut_inside = False
-    if not isinstance(given, list) or not given:
+    string: Any = body.fields.get("input")
+    is_string = isinstance(string, str)
+    given = [{"role": "user", "content": string}] if is_string else body.listed("input")
+    if given is None:
         return _body.Unkeyed.SHAPE
+    if body.is_cut_behind("input"):
+        return _body.Unkeyed.CUT
     rendered = body.text()
     chat.options(body, rendered, ("reasoning", "prompt", *chat.OPTIONS))
     chat.tools(body, rendered)
@@ -46,7 +45,9 @@ def read(body: _body.Body) -> _body.Prompt | _body.Unkeyed:
     last = len(given) - 1
     for position, item in enumerate(given):
         cut = position == last and body.is_cut("input")
-        if not _item(rendered, item, cut=cut, string=cut_inside) and not cut:
+        if rendered.ended:
+            break
+        if not _item(rendered, item, cut=cut, string=is_string) and not cut:
             return _body.Unkeyed.SHAPE
     return _continued(body, body.prompt(API, rendered))
 

@@ -3,6 +3,8 @@
 Pieces of different origin are kept apart by marks, bytes that never occur in UTF-8, so that no content can
 imitate structure. Marks only begin things: what ends a piece is the next one's mark, and a text cut off
 anywhere is therefore a start of the whole. Volatile spans (see `volatile`) are left out.
+A piece that is cut is the last one: what comes behind it is not known to follow. So is the piece that makes
+`PIECES_MAX`: every piece costs, however short, and a body of 512 KiB can hold 200,000.
 
 Never: anything sorted; a piece changed for any other reason. Called by: the API modules.
 """
@@ -16,11 +18,14 @@ import msgspec
 
 from extproc.prompt import volatile
 
-__all__ = ["JSON", "MESSAGE", "PART", "Text", "canonical", "encode"]
+__all__ = ["JSON", "MESSAGE", "PART", "PIECES_MAX", "Text", "canonical", "encode"]
 
 MESSAGE = b"\xff"
 PART = b"\xfe"
 JSON = b"\xfd"
+
+PIECES_MAX = 16_384
+"""Pieces of one text; a conversation of 5,000 messages has about 12,000."""
 
 _CUT_JSON_ENDS = b'"]}0123456789.eE+-'
 
@@ -28,36 +33,33 @@ _CUT_JSON_ENDS = b'"]}0123456789.eE+-'
 class Text:
     """Collects pieces; `done` gives the bytes, `segments` what each piece was and how long."""
 
-    __slots__ = ("_kinds", "_pieces", "_spans", "_starts")
+    __slots__ = ("_kinds", "_pieces", "_spans", "_starts", "ended")
 
     def __init__(self, spans: Sequence[volatile.Span]) -> None:
-        """`spans`: what to leave out of texts."""
+        """`spans`: what to leave out of texts. `ended`: whether nothing more is taken."""
         self._spans = spans
         self._starts = {span.start for span in spans}
         self._kinds: list[str] = []
         self._pieces: list[bytes] = []
+        self.ended = False
 
     def name(self, kind: str, name: str) -> None:
         """Begin a message or field of that name. `kind` names the piece for people, from a closed set."""
-        self._kinds.append(kind)
-        self._pieces.append(MESSAGE + encode(name))
+        self._append(kind, MESSAGE + encode(name))
 
     def add(self, kind: str, mark: bytes, text: str, *, cut: bool = False) -> None:
         """Append `text` behind `mark`, without volatile spans. If `cut`, more of it was to come."""
-        self._kinds.append(kind)
         if cut or any(start in text for start in self._starts):
             text = volatile.without(text, self._spans, cut=cut)
-        self._pieces.append(mark + encode(text))
+        self._append(kind, mark + encode(text), cut=cut)
 
     def add_json(self, kind: str, value: Any, *, cut: bool = False) -> None:
         """Append a JSON value: no white space, keys in the order they came."""
-        self._kinds.append(kind)
-        self._pieces.append(JSON + canonical(value, cut=cut))
+        self._append(kind, JSON + canonical(value, cut=cut), cut=cut)
 
     def add_bytes(self, kind: str, piece: bytes) -> None:
         """Append bytes that are no text (packed token ids)."""
-        self._kinds.append(kind)
-        self._pieces.append(piece)
+        self._append(kind, piece)
 
     def done(self) -> bytes:
         """All pieces in a row."""
@@ -66,6 +68,12 @@ class Text:
     def segments(self) -> tuple[tuple[str, int], ...]:
         """Kind and length [bytes, mark included] of every piece."""
         return tuple(zip(self._kinds, map(len, self._pieces), strict=True))
+
+    def _append(self, kind: str, piece: bytes, *, cut: bool = False) -> None:
+        if not self.ended:
+            self._kinds.append(kind)
+            self._pieces.append(piece)
+            self.ended = cut or len(self._pieces) >= PIECES_MAX
 
 
 def canonical(value: Any, *, cut: bool) -> bytes:

@@ -37,9 +37,7 @@ KNOWN = (Span("x-anthropic-billing-header:", "\n"), Span("x-anthropic-billing-he
 def without(text: str, spans: Sequence[Span], *, cut: bool) -> str:
     """`text` without `spans`. If `cut`, more text was to come: what may yet become a span is left out too."""
     for span in spans:
-        if cut:
-            text = text[: len(text) - _begun(text, span.start)]
-        if span.start in text:
+        if cut or span.start in text:
             text = _without(text, span, cut=cut)
     return text
 
@@ -47,15 +45,18 @@ def without(text: str, spans: Sequence[Span], *, cut: bool) -> str:
 def _without(text: str, span: Span, *, cut: bool) -> str:
     kept: list[str] = []
     position = 0
+    end = 0 if span.end else len(text)
     while True:
         start = text.find(span.start, position)
         if start < 0:
-            kept.append(text[position:])
+            rest = text[position:]
+            kept.append(rest[: len(rest) - _begun(rest, span.start)] if cut else rest)
             return "".join(kept)
         inner = start + len(span.start)
         last = inner + span.chars_max
-        end = text.find(span.end, inner, last + len(span.end)) if span.end else len(text)
-        if span.end and end < 0 and cut and last + len(span.end) > len(text):
+        if 0 <= end < inner:
+            end = text.find(span.end, inner)  # no character is searched twice: many starts share one end
+        if end < 0 and cut and last + len(span.end) > len(text):
             kept.append(text[position:start])  # its end may be still to come
             return "".join(kept)
         if end < 0 or end > last:

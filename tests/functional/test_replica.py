@@ -8,8 +8,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
-import pathlib
 import signal
 import sys
 import time
@@ -21,6 +19,7 @@ import pytest
 from prometheus_client import parser
 
 from extproc.sim import performance, replica
+from tests import shared_data
 
 A100 = performance.PRESETS["codellama-13b-a100-40"]
 FAST = replica.Settings(speed=50.0)
@@ -512,9 +511,7 @@ async def test_metrics_carry_vllms_names_and_agree_with_the_replies():
 
 
 async def test_metrics_are_a_part_of_what_a_real_vllm_exposes():
-    dump = pathlib.Path(os.environ.get("KVRING_DATA", "")) / "engine" / "metrics.txt"
-    if not dump.exists():
-        pytest.skip("KVRING_DATA names no directory with engine/metrics.txt, the dump of a real vLLM")
+    dump = shared_data.path("engine/metrics.txt")  # of a real vLLM
     real = {
         family.name: (family.type, {frozenset(sample.labels) for sample in family.samples})
         for family in parser.text_string_to_metric_families(dump.read_text())
