@@ -14,6 +14,7 @@ Called by: exchange; the simulator; `kvring explain`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -77,12 +78,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Where a request belongs: ring key, where it came from, and an endpoint to try before the ring's."""
+    """Where a request belongs: ring key and where it came from; an endpoint to try before the ring's; `hot`: the
+    shared prefixes before the anchor."""
 
     by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
     value: int | None = None
     anchor_block: int | None = None
     first: _pool.EndpointId | None = None
+    hot: tuple[_anchor.Hot, ...] = ()
 
 
 class Router:
@@ -173,7 +176,7 @@ class Router:
             first = self.answers.find(request.previous, now)
             if first is not None:
                 return _Key(keyed.PREVIOUS, _explicit(request.previous), None, first)
-        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block)
+        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block, None, anchor.hot)
 
     def _decide(
         self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
@@ -187,7 +190,7 @@ class Router:
         def ring_order() -> Iterator[int]:
             if key.value is None:
                 return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            return self._ring_order(endpoints, key.value, key.first)
+            return self._ring_order(endpoints, key)
 
         limits = self.settings.limits
         question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
@@ -224,15 +227,29 @@ class Router:
             return "least_load"
         return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
 
-    def _ring_order(
-        self, endpoints: Sequence[_pool.Endpoint], key: int, first: _pool.EndpointId | None
-    ) -> Iterator[int]:
+    def _ring_order(self, endpoints: Sequence[_pool.Endpoint], key: _Key) -> Iterator[int]:
+        """Positions in `endpoints`: the key's order within the homes of the shared prefixes it stands on.
+
+        A prefix with share s of the traffic has ceil(s * n) homes, the first ones of its own order; so its
+        blocks are held there and not everywhere, and overflow goes on in that order.
+        """
         position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-        if first in position:
-            yield position[first]
-        for name in self.ring.order(key, position.keys()):
-            if name != first:
-                yield position[name]
+        left = set(position)
+        if key.first in left:
+            left.discard(key.first)
+            yield position[key.first]
+        levels: list[list[_pool.EndpointId]] = []
+        inner: Collection[_pool.EndpointId] = position.keys()
+        for hot in key.hot:
+            homes = math.ceil(hot.share * len(endpoints))
+            if homes < len(inner):
+                levels.append(list(self.ring.order(hot.key, inner)))
+                inner = levels[-1][:homes]
+        for names in (self.ring.order(key.value or 0, inner), *reversed(levels)):
+            for name in names:
+                if name in left:
+                    left.discard(name)
+                    yield position[name]
 
     def _candidate(self, endpoint: _pool.Endpoint, request: Request, now: float) -> _policy.Candidate:
         load = self.ledger.load(endpoint.id, now)
