@@ -2,8 +2,8 @@
 
 A chooser is told what a gateway sidecar could know, no more: the request, the pool, what a scrape of the
 engines' metrics shows, and, through the lease, when a request's first token came and when it was over.
-A baseline that keeps counts takes its leases from a `ledger.Ledger` of its own; one that only wants to hear of
-those two moments subclasses `ledger.Lease`. `decision` makes the record the simulator reads.
+A baseline that keeps counts takes its leases from a `ledger.Ledger` of its own; one that only wants to hear
+of those two moments subclasses `ledger.Lease`. `decision` makes the record the simulator reads.
 
 Law: a chooser is a function of its calls. No clock, no chance but the one handed in, no `hash()`: a run must
 come out the same in every process. Called by: simulation. Implemented by: `policies.Production`, baselines.
@@ -26,8 +26,8 @@ class Request(router.Request):
 
     `chain`: blocks of 64 tokens. `session`: the client's session id, "" if it sends none (then nobody may
     use one). `adapter`: LoRA adapter or tenant, seeded into the chain. `system_tokens`: length of the leading
-    system messages and tools, 0 for none; `system`: their hash. `user`: hash of the first user message's first
-    100 characters. Hashes are unsigned 64-bit, equal for equal text.
+    system messages and tools, 0 for none; `system`: their hash. `user`: hash of the first 100 characters of the
+    first user message. Hashes are unsigned 64-bit, equal for equal text.
     """
 
     session: str = ""
