@@ -35,6 +35,8 @@ __all__ = ["Request", "Router", "Settings"]
 _CHAINLESS = {"round_robin", "random"}
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
+_USAGE_FRESH_S = 5.0  # a KV usage older than this says nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -91,7 +93,7 @@ class _Key:
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
-    __slots__ = ("_anchors", "_turns", "answers", "ledger", "pool", "residency", "ring", "settings")
+    __slots__ = ("_anchors", "_turns", "_usage", "answers", "ledger", "pool", "residency", "ring", "settings")
 
     def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
         """Start with empty state over `pool`."""
@@ -103,6 +105,7 @@ class Router:
         self.answers = _answers.Answers(settings.answers_max)
         self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
+        self._usage: dict[_pool.EndpointId, tuple[float, float]] = {}
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
@@ -111,7 +114,12 @@ class Router:
             members = {endpoint.id for endpoint in pool.endpoints}
             self.ledger.retain(members)
             self.residency.retain(members)
+            self._usage = {name: usage for name, usage in self._usage.items() if name in members}
         self.pool = pool
+
+    def observe(self, endpoint: _pool.EndpointId, kv_usage: float, now: float) -> None:
+        """Note that live requests hold `kv_usage` [0..1] of the KV cache of `endpoint` at `now` [s]."""
+        self._usage[endpoint] = (kv_usage, now)
 
     def choose(
         self,
@@ -261,7 +269,10 @@ class Router:
             cached = blocks * self.settings.block_bytes / self.settings.bytes_per_token
             if match.any_blocks and match.any_blocks == len(request.chain):
                 cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
-        return _policy.Candidate(endpoint, load.inflight, load.pending, cached)
+        kv_usage, seen_s = self._usage.get(endpoint.id, (None, now))
+        if now - seen_s > _USAGE_FRESH_S:
+            kv_usage = None
+        return _policy.Candidate(endpoint, load.inflight, load.pending, cached, kv_usage)
 
     def _alternates(
         self, pick: _policy.Pick, candidates: Sequence[_policy.Candidate], ring_order: _policy.RingOrder

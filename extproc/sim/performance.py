@@ -32,7 +32,8 @@ class Performance:
     1 / a is the peak prefill rate. `context_s`: b [s per context token of a decode]. `attention_s`: q [s per
     token and context token of a chunk]. `kv_tokens`: KV cache on the device. `budget_tokens`: of one step,
     decodes included; at least `seqs_max`. `host_kv_tokens`: second tier in host memory, 0 for none.
-    `load_tokens_per_s`: from that tier back to the device. `block_tokens`: tokens of a KV block.
+    `load_tokens_per_s`: from that tier back to the device; `external_tokens_per_s`: from an external store.
+    `block_tokens`: tokens of a KV block.
     `seqs_max`: requests in one batch. `queued_requests_max`, `queued_tokens_max`: waiting ones beyond which
     a request is rejected, 0 for no limit.
 
@@ -48,6 +49,7 @@ class Performance:
     budget_tokens: int
     host_kv_tokens: int = 0
     load_tokens_per_s: float = 90_000.0
+    external_tokens_per_s: float = 90_000.0
     block_tokens: int = 16
     seqs_max: int = 256
     queued_requests_max: int = 0
@@ -66,8 +68,9 @@ class Performance:
         _check(self, "kv_tokens", self.block_tokens)
         # every decode has its token in every step, so that none starves
         _check(self, "budget_tokens", self.seqs_max)
-        if self.load_tokens_per_s <= 0:
-            raise ValueError(f"load_tokens_per_s is {self.load_tokens_per_s}, must be > 0")
+        for name in ("load_tokens_per_s", "external_tokens_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be > 0")
 
     @property
     def blocks(self) -> int:
