@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from extproc import pool
+from extproc import chain, pool
 
 __all__ = ["REQUEST_TOKENS", "Lease", "Ledger", "Load", "bound", "has_room"]
 
@@ -31,10 +31,11 @@ REQUEST_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One endpoint's load: requests in flight, and prompt tokens waiting for prefill."""
+    """One endpoint's load: requests in flight, prompt tokens waiting for prefill, tokens of KV held open."""
 
     inflight: int
     pending: int
+    kv_tokens: int = 0
 
     @property
     def work(self) -> int:
@@ -59,12 +60,32 @@ def has_room(work: float, limit: float) -> bool:
     return work < limit
 
 
+MARK_TOKENS = 1024
+"""Tokens of prompt between two marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The KV a request holds while it is open, in marks: hashes a fixed number of tokens apart.
+
+    Two requests that share a prefix share its marks, and the engine holds its blocks once.
+    """
+
+    marks: tuple[chain.BlockHash, ...]
+    rest_tokens: int
+
+
+NO_FOOTPRINT = Footprint((), 0)
+
+
 class _Account:
     """One endpoint's entry."""
 
-    __slots__ = ("busy_until_s", "inflight", "pending", "prefilling")
+    __slots__ = ("busy_until_s", "inflight", "marks", "pending", "prefilling", "rest_tokens")
 
     def __init__(self) -> None:
+        self.marks: dict[chain.BlockHash, int] = {}
+        self.rest_tokens = 0
         self.inflight = 0
         self.pending = 0
         self.busy_until_s = 0.0
@@ -74,10 +95,13 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_ledger", "_open", "expected_s", "tokens")
+    __slots__ = ("_account", "_footprint", "_ledger", "_open", "expected_s", "tokens")
 
-    def __init__(self, ledger: Ledger, account: _Account, tokens: int, expected_s: float) -> None:
+    def __init__(
+        self, ledger: Ledger, account: _Account, tokens: int, expected_s: float, footprint: Footprint
+    ) -> None:
         """Only `Ledger.take` makes leases."""
+        self._footprint = footprint
         self._ledger = ledger
         self._account = account
         self._open = True
@@ -96,6 +120,7 @@ class Lease:
         self._open = False
         self.prefilled()
         self._account.inflight -= 1
+        _lift(self._account, self._footprint)
         self._ledger.open_leases -= 1
 
 
@@ -116,16 +141,31 @@ class Ledger:
         if account is None:
             return Load(0, 0)
         _expire(account, now)
-        return Load(account.inflight, account.pending)
+        kv_tokens = len(account.marks) * MARK_TOKENS + account.rest_tokens
+        return Load(account.inflight, account.pending, kv_tokens)
 
-    def take(self, endpoint: pool.EndpointId, uncached_tokens: int, now: float) -> Lease:
+    def kv_after(self, endpoint: pool.EndpointId, footprint: Footprint) -> int:
+        """Tokens of KV that open requests would hold at `endpoint` with one more of this footprint."""
+        account = self._accounts.get(endpoint)
+        own = len(footprint.marks) * MARK_TOKENS + footprint.rest_tokens
+        if account is None:
+            return own
+        shared = _held(account, footprint.marks) * MARK_TOKENS
+        return len(account.marks) * MARK_TOKENS + account.rest_tokens + own - shared
+
+    def take(
+        self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, footprint: Footprint = NO_FOOTPRINT
+    ) -> Lease:
         """A lease for a request of `uncached_tokens` [>= 0] sent to `endpoint` at `now` [s, monotonic]."""
         account = self._accounts.setdefault(endpoint, _Account())
         _expire(account, now)
         start_s = max(now, account.busy_until_s) if account.pending else now
         expected_s = start_s + uncached_tokens / self.prefill_tokens_per_s
         account.busy_until_s = expected_s
-        lease = Lease(self, account, uncached_tokens, expected_s)
+        lease = Lease(self, account, uncached_tokens, expected_s, footprint)
+        for mark in footprint.marks:
+            account.marks[mark] = account.marks.get(mark, 0) + 1
+        account.rest_tokens += footprint.rest_tokens
         account.inflight += 1
         account.pending += uncached_tokens
         if uncached_tokens:
@@ -144,3 +184,26 @@ def _expire(account: _Account, now: float) -> None:
     queue = account.prefilling
     while queue and (not queue[0].tokens or queue[0].expected_s <= now):
         queue.popleft().prefilled()
+
+
+def _lift(account: _Account, footprint: Footprint) -> None:
+    account.rest_tokens -= footprint.rest_tokens
+    marks = account.marks
+    for mark in footprint.marks:
+        left = marks[mark] - 1
+        if left:
+            marks[mark] = left
+        else:
+            del marks[mark]
+
+
+def _held(account: _Account, marks: tuple[chain.BlockHash, ...]) -> int:
+    """How many leading `marks` some open request holds; whoever holds one holds those before it."""
+    low, high = 0, len(marks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if marks[middle - 1] in account.marks:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -33,6 +33,7 @@ __all__ = ["Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
+_OUTPUT_TOKENS = 128
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
 _USAGE_FRESH_S = 5.0  # a KV usage older than this says nothing
@@ -189,7 +190,8 @@ class Router:
     def _decide(
         self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
-        candidates = [self._candidate(endpoint, request, now) for endpoint in endpoints]
+        footprint = self._footprint(request)
+        candidates = [self._candidate(endpoint, request, footprint, now) for endpoint in endpoints]
         name = self._policy_for(key)
         # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
@@ -225,7 +227,7 @@ class Router:
             self.residency.add(chosen.endpoint.id, request.chain, now)
         # The lease comes last: a fault before it leaves nothing to release.
         uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
-        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now))
+        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
@@ -259,7 +261,19 @@ class Router:
                     left.discard(name)
                     yield position[name]
 
-    def _candidate(self, endpoint: _pool.Endpoint, request: Request, now: float) -> _policy.Candidate:
+    def _footprint(self, request: Request) -> _ledger.Footprint:
+        if not request.prefills:
+            return _ledger.NO_FOOTPRINT
+        if request.chain is None:
+            return _ledger.Footprint((), round(request.tokens) + _OUTPUT_TOKENS)
+        step = max(round(_ledger.MARK_TOKENS * self.settings.bytes_per_token / self.settings.block_bytes), 1)
+        marks = request.chain.hashes[step - 1 :: step]
+        rest = max(round(request.tokens) - len(marks) * _ledger.MARK_TOKENS, 0)
+        return _ledger.Footprint(marks, rest + _OUTPUT_TOKENS)
+
+    def _candidate(
+        self, endpoint: _pool.Endpoint, request: Request, footprint: _ledger.Footprint, now: float
+    ) -> _policy.Candidate:
         load = self.ledger.load(endpoint.id, now)
         cached = 0.0
         if request.chain is not None:
@@ -269,9 +283,10 @@ class Router:
             cached = blocks * self.settings.block_bytes / self.settings.bytes_per_token
             if match.any_blocks and match.any_blocks == len(request.chain):
                 cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
-        kv_usage, seen_s = self._usage.get(endpoint.id, (None, now))
-        if now - seen_s > _USAGE_FRESH_S:
-            kv_usage = None
+        kv_usage = self.ledger.kv_after(endpoint.id, footprint) / self.settings.kv_tokens
+        scraped, seen_s = self._usage.get(endpoint.id, (0.0, now))
+        if now - seen_s <= _USAGE_FRESH_S:
+            kv_usage = max(kv_usage, scraped)
         return _policy.Candidate(endpoint, load.inflight, load.pending, cached, kv_usage)
 
     def _alternates(

@@ -30,7 +30,7 @@ def pick(asked: question.Question) -> question.Pick:
     roomy = [
         index
         for index, candidate in enumerate(asked.candidates)
-        if ledger.has_room(candidate.work, room_below)
+        if ring.has_room(candidate, room_below)
     ] or range(len(costs))
     least = min(costs[index] for index in roomy)
     tied = {index for index in roomy if costs[index] == least}

@@ -18,10 +18,16 @@ def pick(asked: question.Question) -> question.Pick:
     home: int | None = None
     for steps, index in enumerate(asked.ring_order()):
         home = index if home is None else home
-        if ledger.has_room(asked.candidates[index].work, room_below):
+        if has_room(asked.candidates[index], room_below):
             reason = question.Reason.OVERFLOW if steps else question.Reason.HOME
             return question.Pick(index, reason, steps)
     return question.Pick(home or 0, question.Reason.HOME)
+
+
+def has_room(candidate: question.Candidate, room_below: float) -> bool:
+    """Whether the bound and the KV cache leave room for this prompt; without the latter it would queue."""
+    fits = candidate.kv_usage is None or candidate.kv_usage <= 1.0
+    return fits and ledger.has_room(candidate.work, room_below)
 
 
 def limit(asked: question.Question) -> float:
