@@ -14,6 +14,7 @@ trace, client. Source: block sizes of the production router (256 bytes, 4 bytes 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
 
 import xxhash
@@ -55,16 +56,19 @@ class Content:
         made._path, made.hashes, made.tokens = tail, hashes, tokens
         return made
 
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, int]], adapter: str = "") -> Self:
+        """A prompt of (piece id, tokens) in a row."""
+        made = cls(adapter)
+        for piece_id, tokens in pieces:
+            made._append(piece_id, tokens)
+        return made
+
     def then(self, piece_id: int, tokens: int) -> Content:
         """This prompt with `tokens` [>= 0] of `piece_id` behind it; a piece may be cut, its start is equal."""
         made = Content.__new__(Content)
-        seed = _mix(self._path, piece_id)
-        first = (len(self.hashes) + 1) * BLOCK_TOKENS - self.tokens
-        made.hashes = self.hashes + [
-            (seed + offset * _STEP) & _MASK for offset in range(first, tokens + 1, BLOCK_TOKENS)
-        ]
-        made.tokens = self.tokens + tokens
-        made._path = _mix(seed, tokens)
+        made.hashes, made.tokens, made._path = self.hashes.copy(), self.tokens, self._path
+        made._append(piece_id, tokens)
         return made
 
     def chain(self) -> chain.Chain:
@@ -78,6 +82,13 @@ class Content:
         if rest or not step:
             raise ValueError(f"block_tokens is {block_tokens}, must be a multiple of {BLOCK_TOKENS}")
         return self.hashes[step - 1 :: step]
+
+    def _append(self, piece_id: int, tokens: int) -> None:
+        seed = _mix(self._path, piece_id)
+        first = (len(self.hashes) + 1) * BLOCK_TOKENS - self.tokens
+        self.hashes += [(seed + offset * _STEP) & _MASK for offset in range(first, tokens + 1, BLOCK_TOKENS)]
+        self.tokens += tokens
+        self._path = _mix(seed, tokens)
 
 
 def _mix(one: int, other: int) -> int:
