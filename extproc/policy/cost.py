@@ -3,10 +3,11 @@
     cost = pending + 2 * new + 512 * inflight + 4 * max(0, kv_usage - 0.8) * (prompt + pending + 512)
 
 pending: tokens waiting for prefill there; new: this prompt's tokens not cached there; kv_usage: share of the
-KV cache held by live requests, where the engine tells. Ties, and with them prompts that nobody holds on an
-idle pool, go in ring order. The bound on work is only a safety cap here.
+KV cache that this prompt and the open requests would hold. Among endpoints that have room (see `ring`); ties,
+and with them prompts that nobody holds on an idle pool, go in ring order. The bound on work is only a safety
+cap here.
 
-Why 2 * new: a miss also evicts what others need. Why the kv term: an endpoint out of KV space queues or
+Why 2 * new: a miss also evicts what others need. Why the kv term: an endpoint short of KV space soon queues or
 preempts. The weights and what they trade: docs/routing.md.
 """
 
@@ -27,11 +28,12 @@ def pick(asked: question.Question) -> question.Pick:
     room_below = ring.limit(asked)
     costs = tuple(cost(candidate, asked.prompt_tokens) for candidate in asked.candidates)
     least_of_all = min(costs)
-    roomy = [
+    below = [
         index
         for index, candidate in enumerate(asked.candidates)
-        if ring.has_room(candidate, room_below)
+        if ledger.has_room(candidate.work, room_below)
     ] or range(len(costs))
+    roomy = [index for index in below if ring.fits(asked.candidates[index])] or below
     least = min(costs[index] for index in roomy)
     tied = {index for index in roomy if costs[index] == least}
     for steps, index in enumerate(asked.ring_order()):

@@ -159,3 +159,16 @@ def test_single_candidate_is_always_chosen(name: str) -> None:
 def test_bound_is_shared_by_ring_and_cost() -> None:
     question = policy.Question(loaded(3000, 0), 500.0, lambda: iter((0, 1)), LIMITS, 0, 0.0)
     assert ring.limit(question) == 2.0 * (3512 + 500 + 512) / 2
+
+
+@pytest.mark.parametrize("name", ["cost", "ring"])
+def test_prompt_that_does_not_fit_beside_what_is_open_goes_elsewhere(name: str) -> None:
+    full = candidate(0, inflight=1, cached=1000.0, kv_usage=1.01)
+    assert ask(name, [full, candidate(1, kv_usage=0.5)]).index == 1
+    fits = candidate(0, inflight=1, cached=1000.0, kv_usage=1.0)
+    assert ask(name, [fits, candidate(1, kv_usage=0.5)]).index == 0
+
+
+@pytest.mark.parametrize("name", ["cost", "ring"])
+def test_prompt_that_fits_nowhere_is_placed_all_the_same(name: str) -> None:
+    assert ask(name, [candidate(0, 9, 9000, kv_usage=1.5), candidate(1, kv_usage=1.2)]).index in (0, 1)

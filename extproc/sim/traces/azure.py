@@ -26,7 +26,9 @@ def read(raw: bytes, pace: float) -> tuple[Callable[[int], client.Starts], float
     rows = csv.DictReader(io.StringIO(raw.decode("utf-8-sig", "replace")))
     if not set(_COLUMNS) <= set(rows.fieldnames or ()):
         raise ValueError(f"columns {', '.join(_COLUMNS)} expected")
-    requests = sorted((_seconds(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), int(row[_COLUMNS[2]])) for row in rows)
+    requests = sorted(
+        (_seconds(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), int(row[_COLUMNS[2]])) for row in rows
+    )
     if not requests:
         raise ValueError("no requests")
     first_s = requests[0][0]

@@ -54,13 +54,17 @@ def read(raw: bytes, pace: float) -> tuple[Callable[[int], client.Starts], float
     return starts, (requests[-1][0] - first_s) / pace + 1
 
 
-def ask(path: str, body: dict[str, Any], output_tokens: int, session: str = "", group: str = "") -> client.Ask:
+def ask(
+    path: str, body: dict[str, Any], output_tokens: int, session: str = "", group: str = ""
+) -> client.Ask:
     """The request of an HTTP body; one that the reader cannot key is routed by load, as in production."""
     encoded = msgspec.json.encode(body)
     found = prompt.read(path, encoded, _READER, whole=True)
     user = content.piece("user", _first_user(body)[:100])
     if isinstance(found, prompt.Unkeyed):
-        unread = content.Content.of([(content.piece(encoded.decode()), max(len(encoded) // _BYTES_PER_TOKEN, 1))])
+        unread = content.Content.of(
+            [(content.piece(encoded.decode()), max(len(encoded) // _BYTES_PER_TOKEN, 1))]
+        )
         return client.Ask(
             unread, output_tokens, group, session=session, user=user, read=router.Request(unkeyed=found)
         )
