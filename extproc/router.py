@@ -243,8 +243,8 @@ class Router:
     def _ring_order(self, endpoints: Sequence[_pool.Endpoint], key: _Key) -> Iterator[int]:
         """Positions in `endpoints`: the key's order within the homes of the shared prefixes it stands on.
 
-        A prefix with share s of the traffic has about s * n homes, rounded up, the first ones of its own order; so its
-        blocks are held there and not everywhere, and overflow goes on in that order.
+        A prefix with share s of the traffic has about s * n homes, rounded up: the first ones of its own
+        order. So its blocks are held there and not everywhere, and overflow goes on in that order.
         """
         position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
         left = set(position)

@@ -101,7 +101,7 @@ def test_kv_held_is_every_mark_of_open_leases_once_and_all_rests(
         return 1024 * len(marks) + sum(one.rest_tokens for one in open_there)
 
     for name, letters, rest, ends in steps:
-        marks = tuple(hash(("".join(letters[:end]))) & (2**64 - 1) for end in range(1, len(letters) + 1))
+        marks = tuple(hash("".join(letters[:end])) & (2**64 - 1) for end in range(1, len(letters) + 1))
         more = ledger.Footprint(marks, rest)
         assert book.kv_after(name, more) == held(name, more)
         taken.append((name, more, book.take(name, 0, 0.0, more)))
