@@ -25,18 +25,31 @@ from dataclasses import dataclass
 
 from extproc import chain
 
-__all__ = ["Anchor", "Anchors"]
+__all__ = ["Anchor", "Anchors", "Hot"]
 
 _DEPTH_BLOCKS = 1024
 _FORGET_BELOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class Hot:
+    """A shared prefix before the anchor: its key, its share of traffic (0..1], blocks up to its end."""
+
+    key: int
+    share: float
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where the key was taken: block index (`len(chain)` stands for the tail), and the key itself."""
+    """Where the key was taken: block index (`len(chain)` stands for the tail), and the key itself.
+
+    `hot`: the shared prefixes before it, the widest first.
+    """
 
     block: int
     key: int
+    hot: tuple[Hot, ...] = ()
 
 
 class Anchors:
@@ -71,19 +84,21 @@ class Anchors:
         hashes = blocks.hashes[:_DEPTH_BLOCKS]
         least = self._root.count / max(endpoints, 1)
         edge, start, position = self._root, 0, 0
+        hot: list[Hot] = []
         while position < len(hashes):
             child = edge.children.get(hashes[position])
             if child is None:
-                return Anchor(position, hashes[position])
+                return Anchor(position, hashes[position], tuple(hot))
             edge, start = child, position
             if edge.count < least:
-                return Anchor(start, hashes[start])
+                return Anchor(start, hashes[start], tuple(hot))
             position += _common(edge.hashes, hashes, position)
+            hot.append(Hot(hashes[start], edge.count / self._root.count, position))
             if position < start + len(edge.hashes):
                 break
         if not hashes or edge.ended >= least:
-            return Anchor(len(blocks), blocks.tail)
-        return Anchor(start, hashes[start])
+            return Anchor(len(blocks), blocks.tail, tuple(hot))
+        return Anchor(start, hashes[start], tuple(hot[:-1]))
 
     def _count(self, hashes: tuple[chain.BlockHash, ...]) -> None:
         edge, position = self._root, 0

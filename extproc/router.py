@@ -14,6 +14,7 @@ Called by: exchange; the simulator; `kvring explain`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +33,11 @@ __all__ = ["Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
+# A share that hovers about a whole number of endpoints must not move the last home to and fro.
+_SHARE_SLACK = 0.1
 _KEYLESS = {*_CHAINLESS, "least_load"}
+
+_USAGE_FRESH_S = 5.0  # a KV usage older than this says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +82,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Where a request belongs: ring key, where it came from, and an endpoint to try before the ring's."""
+    """Where a request belongs: ring key and where it came from.
+
+    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
+    """
 
     by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
     value: int | None = None
     anchor_block: int | None = None
     first: _pool.EndpointId | None = None
+    hot: tuple[_anchor.Hot, ...] = ()
 
 
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
-    __slots__ = ("_anchors", "_turns", "answers", "ledger", "pool", "residency", "ring", "settings")
+    __slots__ = ("_anchors", "_turns", "_usage", "answers", "ledger", "pool", "residency", "ring", "settings")
 
     def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
         """Start with empty state over `pool`."""
@@ -100,6 +109,7 @@ class Router:
         self.answers = _answers.Answers(settings.answers_max)
         self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
+        self._usage: dict[_pool.EndpointId, tuple[float, float]] = {}
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
@@ -108,7 +118,12 @@ class Router:
             members = {endpoint.id for endpoint in pool.endpoints}
             self.ledger.retain(members)
             self.residency.retain(members)
+            self._usage = {name: usage for name, usage in self._usage.items() if name in members}
         self.pool = pool
+
+    def observe(self, endpoint: _pool.EndpointId, kv_usage: float, now: float) -> None:
+        """Note that live requests hold `kv_usage` [0..1] of the KV cache of `endpoint` at `now` [s]."""
+        self._usage[endpoint] = (kv_usage, now)
 
     def choose(
         self,
@@ -173,12 +188,13 @@ class Router:
             first = self.answers.find(request.previous, now)
             if first is not None:
                 return _Key(keyed.PREVIOUS, _explicit(request.previous), None, first)
-        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block)
+        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block, None, anchor.hot)
 
     def _decide(
         self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
-        candidates = [self._candidate(endpoint, request, now) for endpoint in endpoints]
+        footprint = self._footprint(request)
+        candidates = [self._candidate(endpoint, request, footprint, now) for endpoint in endpoints]
         name = self._policy_for(key)
         # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
@@ -187,7 +203,7 @@ class Router:
         def ring_order() -> Iterator[int]:
             if key.value is None:
                 return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            return self._ring_order(endpoints, key.value, key.first)
+            return self._ring_order(endpoints, key)
 
         limits = self.settings.limits
         question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
@@ -214,7 +230,7 @@ class Router:
             self.residency.add(chosen.endpoint.id, request.chain, now)
         # The lease comes last: a fault before it leaves nothing to release.
         uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
-        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now))
+        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
@@ -224,17 +240,40 @@ class Router:
             return "least_load"
         return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
 
-    def _ring_order(
-        self, endpoints: Sequence[_pool.Endpoint], key: int, first: _pool.EndpointId | None
-    ) -> Iterator[int]:
-        position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-        if first in position:
-            yield position[first]
-        for name in self.ring.order(key, position.keys()):
-            if name != first:
-                yield position[name]
+    def _ring_order(self, endpoints: Sequence[_pool.Endpoint], key: _Key) -> Iterator[int]:
+        """Positions in `endpoints`: the key's order within the homes of the shared prefixes it stands on.
 
-    def _candidate(self, endpoint: _pool.Endpoint, request: Request, now: float) -> _policy.Candidate:
+        A prefix with share s of the traffic has about s * n homes, rounded up: the first ones of its own
+        order. So its blocks are held there and not everywhere, and overflow goes on in that order.
+        """
+        position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
+        left = set(position)
+        if key.first in left:
+            left.discard(key.first)
+            yield position[key.first]
+        levels: list[list[_pool.EndpointId]] = []
+        inner: Collection[_pool.EndpointId] = position.keys()
+        for hot in key.hot:
+            homes = math.ceil(hot.share * len(endpoints) - _SHARE_SLACK)
+            if homes < len(inner):
+                levels.append(list(self.ring.order(hot.key, inner)))
+                inner = levels[-1][:homes]
+        for names in (self.ring.order(key.value or 0, inner), *reversed(levels)):
+            for name in names:
+                if name in left:
+                    left.discard(name)
+                    yield position[name]
+
+    def _footprint(self, request: Request) -> _ledger.Footprint:
+        if not request.prefills:
+            return _ledger.Footprint()
+        hashes = () if request.chain is None else request.chain.hashes
+        block_tokens = self.settings.block_bytes / self.settings.bytes_per_token
+        return _ledger.footprint(hashes, block_tokens, request.tokens)
+
+    def _candidate(
+        self, endpoint: _pool.Endpoint, request: Request, footprint: _ledger.Footprint, now: float
+    ) -> _policy.Candidate:
         load = self.ledger.load(endpoint.id, now)
         cached = 0.0
         if request.chain is not None:
@@ -244,7 +283,11 @@ class Router:
             cached = blocks * self.settings.block_bytes / self.settings.bytes_per_token
             if match.any_blocks and match.any_blocks == len(request.chain):
                 cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
-        return _policy.Candidate(endpoint, load.inflight, load.pending, cached)
+        kv_usage = self.ledger.kv_after(endpoint.id, footprint) / self.settings.kv_tokens
+        scraped, seen_s = self._usage.get(endpoint.id, (0.0, now))
+        if now - seen_s <= _USAGE_FRESH_S:
+            kv_usage = max(kv_usage, scraped)
+        return _policy.Candidate(endpoint, load.inflight, load.pending, cached, kv_usage)
 
     def _alternates(
         self, pick: _policy.Pick, candidates: Sequence[_policy.Candidate], ring_order: _policy.RingOrder

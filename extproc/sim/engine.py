@@ -15,17 +15,13 @@ blocks. Called by: replica (real time), simulations (virtual time). Source: vLLM
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from extproc.sim import job, kv_cache, performance, tally
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["Engine"]
+__all__ = ["Engine", "Sequence"]
 
 
-class _Sequence:
+class Sequence:
     """A live request's state. `computed` counts tokens whose KV exists; the newest output token has none."""
 
     __slots__ = (
@@ -53,16 +49,16 @@ class _Sequence:
 class Engine:
     """One engine's queue, batch, cache and tally. Time is in engine seconds, from any origin."""
 
-    def __init__(self, model: performance.Performance) -> None:
+    def __init__(self, model: performance.Performance, external: kv_cache.External | None = None) -> None:
         self.model = model
-        self.cache = kv_cache.KvCache(model.blocks, model.block_tokens, model.host_blocks)
+        self.cache = kv_cache.KvCache(model.blocks, model.block_tokens, model.host_blocks, external)
         self.tally = tally.Tally(model.kv_tokens)
-        self._live: dict[str, _Sequence] = {}
-        self._waiting: deque[_Sequence] = deque()
+        self._live: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
         self._waiting_tokens = 0
-        self._prefilling: list[_Sequence] = []
-        self._decoding: list[_Sequence] = []
-        self._chunks: list[tuple[_Sequence, int]] = []  # of the running step
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._chunks: list[tuple[Sequence, int]] = []  # of the running step
         self._step_begin = 0.0
         self._step_end: float | None = None
 
@@ -106,7 +102,7 @@ class Engine:
         if rejection is not None:
             self.tally.rejected[rejection.value] = self.tally.rejected.get(rejection.value, 0) + 1
             return rejection
-        sequence = _Sequence(request, now)
+        sequence = Sequence(request, now)
         self._live[request.request_id] = sequence
         self._waiting.append(sequence)
         self._waiting_tokens += request.prompt_tokens
@@ -170,7 +166,7 @@ class Engine:
         decodes = len(self._decoding)
         budget = self.model.budget_tokens - decodes
         chunk_work = 0.0
-        loaded = 0
+        loaded_s = 0.0
         for sequence in self._prefilling:
             if budget <= 0:
                 break
@@ -182,15 +178,23 @@ class Engine:
                 break
             budget, work = self._schedule(sequence, budget)
             chunk_work += work
-            loaded = max(loaded, sequence.allocation.host_tokens if sequence.allocation else 0)
+            loaded_s = max(loaded_s, self._load_s(sequence.allocation))
         if not decodes and not self._chunks:
             self._step_end = None
             return
         prefill = self.model.budget_tokens - decodes - budget
         self._step_begin = now
-        self._step_end = now + self.model.step_s(prefill, decodes, context, chunk_work, loaded)
+        self._step_end = now + self.model.step_s(prefill, decodes, context, chunk_work) + loaded_s
 
-    def _admit(self, sequence: _Sequence, now: float) -> bool:
+    def _load_s(self, allocation: kv_cache.Allocation | None) -> float:
+        """How long a request's blocks take from beyond the device."""
+        if allocation is None or not allocation.host_tokens:
+            return 0.0
+        external = allocation.external_tokens
+        host = allocation.host_tokens - external
+        return host / self.model.load_tokens_per_s + external / self.model.external_tokens_per_s
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
         """Moves the head of the queue into the batch, if its blocks fit."""
         request, counts = sequence.request, self.tally
         allocation = self.cache.admit(
@@ -210,12 +214,12 @@ class Engine:
         if request.reads_cache:
             counts.prefix_queries += request.prompt_tokens
             counts.prefix_hits += allocation.device_tokens
-            if self.model.host_kv_tokens:
+            if self.model.host_kv_tokens or self.cache.external is not None:
                 counts.host_queries += request.prompt_tokens - allocation.device_tokens
                 counts.host_hits += allocation.host_tokens
         return True
 
-    def _schedule(self, sequence: _Sequence, budget: int) -> tuple[int, float]:
+    def _schedule(self, sequence: Sequence, budget: int) -> tuple[int, float]:
         """Adds the sequence's next chunk to the step: the budget left, and chunk length times context."""
         chunk = min(budget, sequence.request.prompt_tokens - sequence.computed)
         if sequence.allocation is not None:
@@ -262,7 +266,7 @@ class Engine:
         if ended:
             self._decoding = [item for item in self._decoding if item.generated < item.request.output_tokens]
 
-    def _end_chunk(self, sequence: _Sequence, chunk: int, now: float, tokens: list[job.Token]) -> None:
+    def _end_chunk(self, sequence: Sequence, chunk: int, now: float, tokens: list[job.Token]) -> None:
         allocation, request, counts = sequence.allocation, sequence.request, self.tally
         if allocation is None:  # never: a chunk is scheduled after admission
             return
@@ -289,7 +293,7 @@ class Engine:
         else:
             self._decoding.append(sequence)
 
-    def _finish(self, sequence: _Sequence, allocation: kv_cache.Allocation, now: float) -> None:
+    def _finish(self, sequence: Sequence, allocation: kv_cache.Allocation, now: float) -> None:
         request, counts = sequence.request, self.tally
         self.cache.release(allocation)
         del self._live[request.request_id]

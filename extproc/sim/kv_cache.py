@@ -9,7 +9,8 @@ time, or one that recomputes its prompt's last full block, leave two copies of a
 
 A released request's blocks join the queue of unreferenced ones tail first; new blocks come from the queue's
 head. So the least recently used go first, and of one prefix the deepest: roots outlive tails. An evicted hash
-moves to the host tier if there is one.
+moves to the host tier if there is one. An external store, shared by engines and outliving them, is written
+when a block is computed and read for what neither tier has.
 
 Invariant: references never negative; blocks held plus blocks free equal the pool; a cached block's parent is
 cached too. Every operation costs O(1) a block. Called by: engine. Source: vLLM 0.32, observed behaviour.
@@ -25,7 +26,7 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TOKEN_BYTES", "Allocation", "KvCache", "chain", "root"]
+__all__ = ["TOKEN_BYTES", "Allocation", "External", "KvCache", "chain", "root"]
 
 TOKEN_BYTES = 4
 """Bytes of one token: the simulated tokenizer cuts UTF-8 text every four bytes; a token id is one uint32."""
@@ -60,10 +61,19 @@ def chain(tokens: bytes, block_tokens: int, parent: int = 0) -> list[int]:
 class Allocation:
     """One request's blocks, from admission to release.
 
-    `device_tokens`, `host_tokens`: prompt tokens found in each tier. `blocks`: held now, in prompt order.
+    `device_tokens`, `host_tokens`: prompt tokens found on the device, and loaded from beyond it, of which
+    `external_tokens` from the external store. `blocks`: held now, in prompt order.
     """
 
-    __slots__ = ("blocks", "chain", "committed", "device_tokens", "host_tokens", "reserved")
+    __slots__ = (
+        "blocks",
+        "chain",
+        "committed",
+        "device_tokens",
+        "external_tokens",
+        "host_tokens",
+        "reserved",
+    )
 
     def __init__(self, hashes: Sequence[int], blocks: list[int], reserved: int) -> None:
         self.chain = hashes
@@ -72,6 +82,7 @@ class Allocation:
         self.reserved = reserved  # blocks promised at admission and not yet taken
         self.device_tokens = 0
         self.host_tokens = 0
+        self.external_tokens = 0
 
     @property
     def cached_tokens(self) -> int:
@@ -79,10 +90,42 @@ class Allocation:
         return self.device_tokens + self.host_tokens
 
 
+class External:
+    """A store of blocks beside the engines (a cache server, storage): shared by them, and outliving them."""
+
+    __slots__ = ("_held", "blocks")
+
+    def __init__(self, blocks: int) -> None:
+        """`blocks`: how many it holds [>= 1]; the least recently used go first."""
+        self.blocks = blocks
+        self._held: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, value: int) -> bool:
+        return value in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, values: Sequence[int]) -> None:
+        """Store blocks, or mark them used; `values` from a prompt's start on, so the deepest are oldest."""
+        held = self._held
+        for value in reversed(values):
+            held[value] = None
+            held.move_to_end(value)
+        while len(held) > self.blocks:
+            held.popitem(last=False)
+
+
 class KvCache:
     """The pool of one engine: `blocks` on the device, `host_blocks` hashes in host memory."""
 
-    def __init__(self, blocks: int, block_tokens: int = 16, host_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        block_tokens: int = 16,
+        host_blocks: int = 0,
+        external: External | None = None,
+    ) -> None:
         if blocks < 1 or block_tokens < 1 or host_blocks < 0:
             raise ValueError(
                 f"blocks {blocks}, block_tokens {block_tokens} must be >= 1, host_blocks {host_blocks} >= 0"
@@ -90,6 +133,7 @@ class KvCache:
         self.block_tokens = block_tokens
         self.blocks = blocks
         self.host_blocks = host_blocks
+        self.external = external
         self._references = [0] * blocks
         self._hashes: list[int | None] = [None] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
@@ -122,15 +166,19 @@ class KvCache:
         return -(-tokens // self.block_tokens)
 
     def match(self, hashes: Sequence[int], prompt_tokens: int) -> tuple[int, int]:
-        """Leading prompt blocks found on the device, and in host memory after those [count, count]."""
+        """Leading prompt blocks found on the device, and beyond it after those [count, count]."""
         limit = min((prompt_tokens - 1) // self.block_tokens, len(hashes))
-        copies, host = self._copies, self._host
+        copies, host, external = self._copies, self._host, self.external
         device = 0
         while device < limit and hashes[device] in copies:
             device += 1
         end = device
-        while end < limit and hashes[end] in host:
-            end += 1
+        if external is None:
+            while end < limit and hashes[end] in host:
+                end += 1
+        else:
+            while end < limit and (hashes[end] in host or hashes[end] in external):
+                end += 1
         return device, end - device
 
     def admit(
@@ -155,13 +203,11 @@ class KvCache:
             if not references[block]:
                 del self._free[block]
             references[block] += 1
-        # deepest first, so that in the host tier too a root is younger than its tail
-        for value in reversed(hashes[device : device + host]):
-            self._host.move_to_end(value)
         self._reserved += fresh
         allocation = Allocation(hashes, hit, fresh)
         allocation.device_tokens = device * self.block_tokens
         allocation.host_tokens = host * self.block_tokens
+        allocation.external_tokens = self._load(hashes[device : device + host]) * self.block_tokens
         return allocation
 
     def grow(self, allocation: Allocation, tokens: int) -> None:
@@ -186,6 +232,8 @@ class KvCache:
             block, value = allocation.blocks[index], allocation.chain[index]
             self._hashes[block] = value
             self._copies.setdefault(value, {})[block] = None
+        if self.external is not None and end > allocation.committed:
+            self.external.put(allocation.chain[allocation.committed : end])
         allocation.committed = max(allocation.committed, end)
 
     def release(self, allocation: Allocation) -> None:
@@ -209,6 +257,19 @@ class KvCache:
         self._copies.clear()
         self._hashes = [None] * self.blocks
         return True
+
+    def _load(self, values: Sequence[int]) -> int:
+        """Marks blocks found beyond the device as used; how many came from the external store."""
+        stored = 0
+        # deepest first, so that there too a root is younger than its tail
+        for value in reversed(values):
+            if value in self._host:
+                self._host.move_to_end(value)
+            else:
+                stored += 1
+        if stored and self.external is not None:
+            self.external.put(values)
+        return stored
 
     def _take(self) -> int:
         block, _ = self._free.popitem(last=False)

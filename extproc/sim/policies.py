@@ -1,0 +1,78 @@
+"""Policies: every way of choosing a simulation knows, by name: the production router's, then the baselines.
+
+Called by: simulation, cli.simulate. Baselines stand in `extproc.sim.baselines`, which gives `BASELINES`, a
+mapping from name to `chooser.Factory`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import replace
+
+from extproc import choice, ledger, policy, pool, router
+from extproc.sim import chooser
+
+__all__ = ["Production", "factories", "summary"]
+
+_BASELINES = "extproc.sim.baselines"
+
+
+class Production:
+    """The production router, told what the sidecar's scraper would tell it."""
+
+    def __init__(self, members: pool.Pool, settings: router.Settings) -> None:
+        self.router = router.Router(members, settings)
+        self._started_s: dict[pool.EndpointId, float] = {}
+
+    def place(
+        self, request: chooser.Request, now: float, chance: float
+    ) -> choice.Decision | choice.NoEndpoint:
+        """As `Router.place`."""
+        return self.router.place(request, now, chance)
+
+    def publish(self, members: pool.Pool, /) -> None:
+        """As `Router.publish`."""
+        self.router.publish(members)
+
+    def observe(self, endpoint: pool.EndpointId, signals: chooser.Signals, now: float) -> None:
+        """Keep the KV usage; an endpoint that started anew has lost what it held."""
+        if self._started_s.setdefault(endpoint, signals.started_s) != signals.started_s:
+            self._started_s[endpoint] = signals.started_s
+            self.router.residency.forget(endpoint)
+        self.router.observe(endpoint, signals.kv_usage, now)
+
+    def learn(
+        self, request: chooser.Request, endpoint: pool.EndpointId, uncached: float, now: float
+    ) -> ledger.Lease:
+        """Note what another router dispatched; the lease is released when that router tells the end."""
+        if request.chain is not None and request.prefills:
+            self.router.residency.add(endpoint, request.chain, now)
+        return self.router.ledger.take(endpoint, round(uncached), now)
+
+
+def factories() -> dict[str, chooser.Factory]:
+    """Every policy by name, in the order to show them."""
+    found: dict[str, chooser.Factory] = {
+        name: functools.partial(_production, name) for name in policy.POLICIES
+    }
+    if importlib.util.find_spec(_BASELINES) is not None:
+        baselines: Mapping[str, chooser.Factory] = importlib.import_module(_BASELINES).BASELINES
+        found |= baselines
+    return found
+
+
+def summary(name: str) -> str:
+    """One line about the policy `name`; KeyError if there is none."""
+    if name in policy.POLICIES:
+        text = importlib.import_module(f"extproc.policy.{name}").__doc__
+    else:
+        text = factories()[name].__doc__
+    lines = (text or "").strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _production(name: str, members: pool.Pool, settings: router.Settings) -> Production:
+    return Production(members, replace(settings, policy=name))
