@@ -228,14 +228,14 @@ def _tell(made: comparison.Comparison, console: Console) -> None:
             table.add_row(label, *cells)
     else:  # many policies: one a line, the main figures
         shown = [row for row in made_rows if row[0] in _MAIN]
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for _, label, _ in shown:
-            table.add_column(label.strip(), justify="right", overflow="fold")
+            table.add_column(label, justify="right")
         for number, name in enumerate(made.runs):
-            table.add_row(name, *(cells[number] for _, _, cells in shown))
+            table.add_row(name, *("\n".join(cells[number].split("  ")) for _, _, cells in shown))
     console.print(
-        f"{asked.summary}\n{len(asked.models)} endpoints, {asked.routers} routers, {measured_s:,.0f} s measured, "
-        f"{len(made.seeds)} seeds; x: ratio to {made.baseline}",
+        f"{asked.summary}\n{len(asked.models)} endpoints, {asked.routers} routers, "
+        f"{measured_s:,.0f} s measured, {len(made.seeds)} seeds; x: ratio to {made.baseline}",
         highlight=False,
     )
     console.print(table, highlight=False)

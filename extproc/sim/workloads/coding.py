@@ -41,10 +41,10 @@ def make(
 
     def starts(seed: int) -> client.Starts:
         rng = random.Random(f"{seed}/coding")
-        # 200 ms apart, so that not all prefill the same start at once
+        # one after the other, so that not all prefill the same start at once
         for number in range(people):
             yield client.Start(
-                number * 0.2, _client(seed, number, rng.randrange(projects), turns, output_tokens)
+                number * 0.2 / load, _client(seed, number, rng.randrange(projects), turns, output_tokens)
             )
 
     return scenario.Scenario(
