@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from extproc import policy
-from extproc.sim import chooser, comparison, performance, plot, policies, scenario, traces, workloads
+from extproc.sim import chooser, comparison, content, performance, plot, policies, scenario, traces, workloads
 
 __all__ = ["add_arguments", "run"]
 
@@ -173,6 +173,9 @@ def _check(asked: scenario.Scenario) -> None:
         raise ValueError(
             f"warm-up {asked.warmup_s:g} s: must end before the duration, {asked.duration_s:g} s"
         )
+    block_tokens = asked.models[0].block_tokens
+    if block_tokens % content.BLOCK_TOKENS:
+        raise ValueError(f"block_tokens is {block_tokens}, must be a multiple of {content.BLOCK_TOKENS}")
     known = {f"replica-{number}" for number in range(len(asked.models))}
     added = {event.endpoint for event in asked.events if event.kind is scenario.Kind.ADD}
     for event in asked.events:
