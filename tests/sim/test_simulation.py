@@ -198,8 +198,8 @@ class TestFailures:
 
 class TestFleet:
     def test_an_added_endpoint_takes_its_share(self):
-        records = run(short("scale-up", 210))
-        late = [one.endpoint for one in records if one.started_s > 185]
+        records = run(short("scale-up", 240))
+        late = [one.endpoint for one in records if one.started_s > 205]  # the last joined at 180 s
         added = [name for name in late if name.startswith("added-")]
         assert len(set(added)) == 3
         assert len(added) > len(late) / 8
