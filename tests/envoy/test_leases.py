@@ -144,9 +144,9 @@ MANY = {
     "FULL_DUPLEX_STREAMED": (BodyMode.FULL_DUPLEX_STREAMED, 2, 400),
 }
 HEAVY = {
-    "BUFFERED_PARTIAL": (BodyMode.BUFFERED_PARTIAL, 10, 4000),
-    "BUFFERED": (BodyMode.BUFFERED, 5, 4000),
-    "FULL_DUPLEX_STREAMED": (BodyMode.FULL_DUPLEX_STREAMED, 10, 4000),
+    "BUFFERED_PARTIAL": (BodyMode.BUFFERED_PARTIAL, 5, 4000),
+    "BUFFERED": (BodyMode.BUFFERED, 3, 4000),
+    "FULL_DUPLEX_STREAMED": (BodyMode.FULL_DUPLEX_STREAMED, 5, 4000),
 }
 
 
@@ -157,7 +157,7 @@ async def test_after_many_requests_of_every_ending_nothing_is_left_and_nothing_g
     async with troubled(body_mode=mode) as (running, trouble):
         seen = await _rounds(running, rounds, requests)
         assert set(trouble.calls) == set(troublemaker.KINDS)
-        _same(seen)
+        _same(seen, requests)
 
 
 @pytest.mark.heavy
@@ -167,7 +167,7 @@ async def test_after_very_many_requests_of_every_ending_nothing_is_left_and_noth
     troubled, mode, rounds, requests
 ):
     async with troubled(body_mode=mode) as (running, _):
-        _same(await _rounds(running, rounds, requests))
+        _same(await _rounds(running, rounds, requests), requests)
 
 
 async def _rounds(running, rounds, requests):
@@ -190,7 +190,9 @@ async def _rounds(running, rounds, requests):
     return seen
 
 
-def _same(seen):
+def _same(seen, requests):
+    """After the first round, which warms up, only what grpc.aio itself loses may be missing."""
     first, last = seen[0], seen[-1]
-    assert last[0] - first[0] < 3 * MIB
+    lost_by_grpc = 256 * requests * (len(seen) - 1)  # some 170 bytes a stream that is reset: grpc#43360
+    assert last[0] - first[0] < 3 * MIB + lost_by_grpc
     assert last[1] == first[1]

@@ -9,7 +9,7 @@ from extproc.exchange import BodyMode
 from tests.envoy import account, client, troublemaker
 
 DESTINATION = bootstrap.DESTINATION
-MODES = [BodyMode.BUFFERED_PARTIAL, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED]
+MODES = [BodyMode.BUFFERED_PARTIAL, BodyMode.FULL_DUPLEX_STREAMED]
 PROMPT = "a prompt with a home of its own " * 60
 
 
