@@ -76,7 +76,7 @@ class Prompt:
     """What the engine will prefill, as far as it was read.
 
     `seeds`: prompts share cache only if these are equal. `text`: the rendered prompt, marks included;
-    `segments`: what it is made of, kind and length [bytes]. `cut`: more was to come, of which
+    `kinds`, `sizes`: what it is made of, length [bytes]. `cut`: more was to come, of which
     `unread_bytes` are known of. `prefills`: False if the engine only counts or renders it. `cache_key`: the
     client's own key. `previous_response`: the answer it continues; its `text` is then not the prompt's start
     and `unkeyed` says so.
@@ -86,13 +86,19 @@ class Prompt:
     model: str
     seeds: tuple[bytes, ...]
     text: bytes
-    segments: tuple[tuple[str, int], ...] = ()
+    kinds: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
     cut: bool = False
     unread_bytes: int = 0
     prefills: bool = True
     cache_key: str | None = None
     previous_response: str | None = None
     unkeyed: Unkeyed | None = None
+
+    @property
+    def segments(self) -> tuple[tuple[str, int], ...]:
+        """Kind and length [bytes] of each piece of the text, in order."""
+        return tuple(zip(self.kinds, self.sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,8 @@ class Body:
             model=self.model,
             seeds=(api.encode(), _text.encode(self.model), salted),
             text=text,
-            segments=rendered.segments(),
+            kinds=tuple(rendered.kinds),
+            sizes=rendered.sizes(),
             cut=cut,
             unread_bytes=self.unread_bytes,
             cache_key=self._cache_key(),

@@ -79,16 +79,19 @@ def message(rendered: _text.Text, one: Any, *, cut: bool) -> bool:
     if not isinstance(one, dict):
         return False
     role = one.get("role")
-    last_key = next(reversed(one), None)
-    if not isinstance(role, str) or (cut and last_key == "role"):
-        return False
-    rendered.name("role", role)
-    if cut and "content" not in one:
-        return True
-    kind = role if role in _ROLES else "other"
-    if not content.add(rendered, kind, one.get("content"), cut=cut and last_key == "content"):
-        return False
+    said = one.get("content")
     if cut:
+        return _cut(rendered, role, said, one)
+    if not isinstance(role, str):
+        return False
+    kind = role if role in _ROLES else "other"
+    if said is None or isinstance(said, str):
+        rendered.turn(kind, role, said or "")
+    else:
+        rendered.name("role", role)
+        if not content.add(rendered, kind, said, cut=False):
+            return False
+    if len(one) == 2:
         return True
     for name in _AFTER_CONTENT:
         if one.get(name):
@@ -99,3 +102,14 @@ def message(rendered: _text.Text, one: Any, *, cut: bool) -> bool:
             calls = [content.without(call, "id") for call in calls]
         rendered.add_json("calls", calls)
     return True
+
+
+def _cut(rendered: _text.Text, role: Any, said: Any, one: dict[str, Any]) -> bool:
+    last_key = next(reversed(one), None)
+    if not isinstance(role, str) or last_key == "role":
+        return False
+    rendered.name("role", role)
+    if "content" not in one:
+        return True
+    kind = role if role in _ROLES else "other"
+    return content.add(rendered, kind, said, cut=last_key == "content")

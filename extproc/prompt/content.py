@@ -42,7 +42,10 @@ def without(value: Any, *keys: str) -> Any:
     """`value` without some keys, if it is an object; itself otherwise."""
     if not isinstance(value, dict):
         return value
-    return {key: inner for key, inner in value.items() if key not in keys}
+    left = value.copy()
+    for key in keys:
+        left.pop(key, None)
+    return left
 
 
 def _part(rendered: _text.Text, kind: str, part: Any, *, cut: bool) -> bool:
@@ -51,10 +54,14 @@ def _part(rendered: _text.Text, kind: str, part: Any, *, cut: bool) -> bool:
         return True
     if not isinstance(part, dict):
         return False
-    last_key = next(reversed(part), None)
+    last_key = next(reversed(part), None) if cut else None
     if cut and (last_key == "type" or "type" not in part):
         return True  # its kind is not known yet
-    match part.get("type"):
+    kind_of_part = part.get("type")
+    if kind_of_part == "text" and not cut and isinstance(part.get("text"), str):
+        rendered.add(kind, _text.PART, part["text"])  # nearly all of them
+        return True
+    match kind_of_part:
         case "thinking":
             rendered.add("thinking", _text.JSON, "thinking")  # no JSON value begins so
             _field(rendered, "thinking", part, "thinking", cut=cut)

@@ -31,15 +31,15 @@ _CUT_JSON_ENDS = b'"]}0123456789.eE+-'
 
 
 class Text:
-    """Collects pieces; `done` gives the bytes, `segments` what each piece was and how long."""
+    """Collects pieces; `done` gives the bytes, `kinds` and `sizes` what each piece was and how long."""
 
-    __slots__ = ("_kinds", "_pieces", "_spans", "_starts", "ended")
+    __slots__ = ("_pieces", "_spans", "_starts", "ended", "kinds")
 
     def __init__(self, spans: Sequence[volatile.Span]) -> None:
         """`spans`: what to leave out of texts. `ended`: whether nothing more is taken."""
         self._spans = spans
-        self._starts = {span.start for span in spans}
-        self._kinds: list[str] = []
+        self._starts = tuple({span.start for span in spans})
+        self.kinds: list[str] = []
         self._pieces: list[bytes] = []
         self.ended = False
 
@@ -49,9 +49,21 @@ class Text:
 
     def add(self, kind: str, mark: bytes, text: str, *, cut: bool = False) -> None:
         """Append `text` behind `mark`, without volatile spans. If `cut`, more of it was to come."""
-        if cut or any(start in text for start in self._starts):
+        if self.ended:
+            return
+        if cut or self._has_start(text):
             text = volatile.without(text, self._spans, cut=cut)
         self._append(kind, mark + encode(text), cut=cut)
+
+    def turn(self, kind: str, role: str, text: str) -> None:
+        """As `name`, then `add` of one part: most messages of most prompts, hence in one call."""
+        if self.ended or len(self._pieces) > PIECES_MAX - 2:
+            self.ended = True
+            return
+        if self._has_start(text):
+            text = volatile.without(text, self._spans, cut=False)
+        self.kinds += ("role", kind)
+        self._pieces += (MESSAGE + encode(role), PART + encode(text))
 
     def add_json(self, kind: str, value: Any, *, cut: bool = False) -> None:
         """Append a JSON value: no white space, keys in the order they came."""
@@ -65,13 +77,19 @@ class Text:
         """All pieces in a row."""
         return b"".join(self._pieces)
 
-    def segments(self) -> tuple[tuple[str, int], ...]:
-        """Kind and length [bytes, mark included] of every piece."""
-        return tuple(zip(self._kinds, map(len, self._pieces), strict=True))
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of the pieces, marks included [bytes]."""
+        return tuple(map(len, self._pieces))
+
+    def _has_start(self, text: str) -> bool:
+        for start in self._starts:  # noqa: SIM110 - any() takes twice the time, and this is all the time
+            if start in text:
+                return True
+        return False
 
     def _append(self, kind: str, piece: bytes, *, cut: bool = False) -> None:
         if not self.ended:
-            self._kinds.append(kind)
+            self.kinds.append(kind)
             self._pieces.append(piece)
             self.ended = cut or len(self._pieces) >= PIECES_MAX
 

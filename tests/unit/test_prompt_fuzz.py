@@ -46,7 +46,7 @@ def mutated(rng: random.Random, bodies: list[bytes]) -> bytes:
                 data[at:at] = data[at : at + size] * rng.randrange(1, 4)
             case 3:
                 other = rng.choice(bodies)
-                from_ = rng.randrange(len(other))
+                from_ = rng.randrange(len(other) + 1)
                 data[at:at] = other[from_ : from_ + size]
             case 4:
                 data[at:at] = rng.choice(TOKENS)
