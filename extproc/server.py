@@ -77,6 +77,9 @@ class Server:
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.so_reuseport", 0),  # a second process on the port is a mistake: say so
+                # gRPC itself would refuse some streams of a burst, uncounted, from 1,000 not begun on
+                ("grpc.server.max_pending_requests", settings.streams_max),
+                ("grpc.server.max_pending_requests_hard_limit", settings.streams_max),
             ]
         )
         method: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(

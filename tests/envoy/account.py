@@ -28,7 +28,7 @@ def ready(state: dict) -> set[str]:
 
 
 async def settled(running: fleets.Fleet) -> None:
-    """Returns when nothing is open in kvring or in a replica; fails if that does not come, saying what is left.
+    """Returns when nothing is open in kvring or in a replica; fails saying what is left if that never comes.
 
     Exactly zero: a count that is off by one never comes back.
     """
@@ -50,6 +50,18 @@ async def settled(running: fleets.Fleet) -> None:
         await client.until(empty)
     except AssertionError:
         raise AssertionError(f"not settled: {left}") from None
+
+
+async def bypassed(running: fleets.Fleet) -> bool:
+    """Whether Envoy knows that kvring serves no more, and asks nobody."""
+    stats = await running.envoy.stats("cluster.kvring.membership_healthy")
+    return stats["cluster.kvring.membership_healthy"] == 0
+
+
+async def retries(running: fleets.Fleet) -> int:
+    """How often Envoy sent a request of kvring's door again, to another endpoint."""
+    stats = await running.envoy.stats(r"cluster\.llm\.upstream_rq_retry$")
+    return stats["cluster.llm.upstream_rq_retry"]
 
 
 def rss_bytes(running: fleets.Fleet) -> int:

@@ -25,10 +25,10 @@ def openai_client(running: fleets.Fleet) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
 
 
-def session(**options) -> aiohttp.ClientSession:
+def session(timeout_s: float = WAIT_S) -> aiohttp.ClientSession:
     """A client without a limit of connections."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=WAIT_S), **options
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=timeout_s)
     )
 
 
@@ -81,7 +81,9 @@ class Raw:
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """(status, headers, body) of an answer that has a length or ends with the connection."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+        headers = {
+            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
+        }
         if "content-length" in headers:
             body = await self.reader.readexactly(int(headers["content-length"]))
         else:

@@ -55,8 +55,7 @@ async def _parked(running, requests):
 
 def _works(state):
     return [
-        each["pending_tokens"] + ledger.REQUEST_TOKENS * each["inflight"]
-        for each in account.endpoints(state)
+        each["pending_tokens"] + ledger.REQUEST_TOKENS * each["inflight"] for each in account.endpoints(state)
     ]
 
 
@@ -94,3 +93,38 @@ async def test_without_a_bound_the_same_burst_is_all_on_one_endpoint(fleet):
             assert max(account.inflight(looks[-1]).values()) >= 63
             assert max(works) > max(FLOOR_TOKENS, FACTORS["ring"] * sum(works) / ENDPOINTS)
         await account.settled(running)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+async def test_3000_streams_at_once_are_all_served_and_all_steered(fleet):
+    """Beyond every default of 1,024; with one request in four a stream of the longest kind."""
+    options = {"speed": 0.05, "message_timeout_s": 120, "replicas": ENDPOINTS}
+    options["pool"] = {"health": {"interval_s": 6, "timeout_s": 60}}  # this process is all replicas: slow
+    async with fleet(policy="cost", **options) as running, client.session(timeout_s=300) as http:
+        url = f"{running.url}/v1/chat/completions"
+
+        async def one(number):
+            body = client.chat_body(f"user {number} " * 20, max_tokens=1000, stream=number % 4 == 0)
+            async with http.post(url, data=body) as answer:
+                return answer.status, await answer.read()
+
+        tasks = [asyncio.ensure_future(one(number)) for number in range(3000)]
+        try:
+            await client.until(lambda: _held(running, 3000), "3,000 open", timeout_s=200)
+            state = await running.state()
+            assert account.inflight(state) == account.really_inflight(running)  # each where it was told
+            assert await running.metric("kvring_choices_total") == 3000
+            assert await running.metric("kvring_streams_open") == 3000
+            stats = await running.envoy.stats("rq_active_overflow|rq_pending_overflow|failure_mode_allowed")
+            assert set(stats.values()) == {0}
+            assert not any(task.done() for task in tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await account.settled(running)
+
+
+async def _held(running, count):
+    return sum(account.really_inflight(running).values()) == count

@@ -32,9 +32,9 @@ async def test_a_dead_replica_is_named_no_more_its_keys_scatter_and_return_with_
 
         await running.stop_replica(2)
         await client.until(lambda: _ready(running, everybody - {dead.name}), "dead one excluded")
-        retries = await _retries(running)
+        retries = await account.retries(running)
         during = await _homes(running)  # all 200
-        assert await _retries(running) == retries  # not even tried
+        assert await account.retries(running) == retries  # not even tried
         moved = {key for key in KEYS if during[key] != before[key]}
         assert moved == {key for key in KEYS if before[key] == dead.name}
         assert len({during[key] for key in moved}) > 1
@@ -44,10 +44,6 @@ async def test_a_dead_replica_is_named_no_more_its_keys_scatter_and_return_with_
         assert await _homes(running) == before
 
 
-async def _retries(running):
-    return (await running.envoy.stats(r"cluster\.llm\.upstream_rq_retry$"))["cluster.llm.upstream_rq_retry"]
-
-
 async def test_a_dead_replica_that_kvring_does_not_know_of_is_tried_each_time(fleet):
     """So the test above can fail: Envoy goes where it is told."""
     slow_checks = {"health": {"interval_s": 60}}
@@ -55,7 +51,7 @@ async def test_a_dead_replica_that_kvring_does_not_know_of_is_tried_each_time(fl
         before = await _homes(running)
         await running.stop_replica(2)
         await _homes(running)  # retried elsewhere, hence still all 200
-        assert await _retries(running) >= list(before.values()).count(running.endpoints[2].name) > 0
+        assert await account.retries(running) >= list(before.values()).count(running.endpoints[2].name) > 0
 
 
 async def test_a_replica_that_dies_under_load_costs_at_most_the_answers_in_flight(fleet):

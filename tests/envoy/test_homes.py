@@ -58,7 +58,9 @@ async def test_the_turns_of_a_conversation_land_on_one_replica_and_find_ever_mor
             await chat.turn(running)
         assert len(set(chat.served)) == 1
         assert chat.cached[0] == 0
-        assert all(later > earlier + 500 for earlier, later in zip(chat.cached, chat.cached[1:], strict=False))
+        assert all(
+            later > earlier + 500 for earlier, later in zip(chat.cached, chat.cached[1:], strict=False)
+        )
 
 
 async def test_round_robin_scatters_the_same_turns(fleet):

@@ -1,4 +1,4 @@
-"""Traffic: a mixture of everything clients and replicas do to a request, for tests of what is left after it."""
+"""Traffic: a mixture of everything clients and replicas do to a request, to see what is left after it."""
 
 from __future__ import annotations
 

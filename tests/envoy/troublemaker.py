@@ -1,9 +1,9 @@
 """Troublemaker: an endpoint that is healthy when asked and fails requests in every way a model server can.
 
-    async with troublemaker.troublemaker() as trouble:     # an endpoint for `fleet(others=...)`
-        trouble.kinds = ["cut", "503"]                      # in turn
-        trouble.calls["cut"]                                # how often it did so
-        trouble.health = "hang"                             # or "ok", "503"
+async with troublemaker.troublemaker() as trouble:     # an endpoint for `fleet(others=...)`
+    trouble.kinds = ["cut", "503"]                      # in turn
+    trouble.calls["cut"]                                # how often it did so
+    trouble.health = "hang"                             # or "ok", "503"
 """
 
 from __future__ import annotations
