@@ -23,6 +23,7 @@ COMMANDS = {
     "check": ("check", "validate a configuration file"),
     "envoy-config": ("envoy_config", "print an Envoy bootstrap for the given replicas"),
     "explain": ("explain", "show how one request would be routed, and why"),
+    "simulate": ("simulate", "what if: policies compared on a modelled fleet, without one"),
     "sim-replica": ("sim_replica", "run one simulated vLLM replica"),
 }
 

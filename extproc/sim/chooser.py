@@ -26,8 +26,8 @@ class Request(router.Request):
 
     `chain`: blocks of 64 tokens. `session`: the client's session id, "" if it sends none (then nobody may
     use one). `adapter`: LoRA adapter or tenant, seeded into the chain. `system_tokens`: length of the leading
-    system messages and tools, 0 for none; `system`: their hash. `user`: hash of the first 100 characters of the
-    first user message. Hashes are unsigned 64-bit, equal for equal text.
+    system messages and tools, 0 for none; `system`: their hash. `user`: hash of the first 100 characters of
+    the first user message. Hashes are unsigned 64-bit, equal for equal text.
     """
 
     session: str = ""
@@ -61,7 +61,7 @@ class Chooser(Protocol):
         """
         ...
 
-    def publish(self, pool: pool.Pool) -> None:
+    def publish(self, members: pool.Pool, /) -> None:
         """Replace the pool: an endpoint joined, left, or changed its readiness."""
         ...
 

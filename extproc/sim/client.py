@@ -30,9 +30,9 @@ class Ask:
     """One request.
 
     `prompt`: its tokens. `output_tokens` [>= 1]: of the answer. `group`: requests of one group share a prefix
-    worth keeping; affinity is measured within it, "" for none. `answer`: piece id of the output, 0 if no later
-    prompt repeats it. The rest is what `chooser.Request` shows of the text. `read`: as the production reader
-    read it, for prompts that come from a body.
+    worth keeping; affinity is measured within it, "" for none. `answer`: piece id of the output, 0 if no
+    later prompt repeats it. The rest is what `chooser.Request` shows of the text. `read`: as the production
+    reader read it, for prompts that come from a body.
     """
 
     prompt: content.Content

@@ -57,19 +57,19 @@ class Content:
         return made
 
     @classmethod
-    def of(cls, pieces: Iterable[tuple[int, int]], adapter: str = "") -> Self:
-        """A prompt of (piece id, tokens) in a row."""
-        made = cls(adapter)
+    def of(cls, pieces: Iterable[tuple[int, int]], adapter: str = "", start: Content | None = None) -> Self:
+        """A prompt of (piece id, tokens [>= 0]) in a row, behind `start` if there is one."""
+        if start is None:
+            made = cls(adapter)
+        else:
+            made = cls.of_hashes(start.hashes.copy(), start.tokens, start._path)
         for piece_id, tokens in pieces:
             made._append(piece_id, tokens)
         return made
 
-    def then(self, piece_id: int, tokens: int) -> Content:
-        """This prompt with `tokens` [>= 0] of `piece_id` behind it; a piece may be cut, its start is equal."""
-        made = Content.__new__(Content)
-        made.hashes, made.tokens, made._path = self.hashes.copy(), self.tokens, self._path
-        made._append(piece_id, tokens)
-        return made
+    def then(self, piece_id: int, tokens: int) -> Self:
+        """This prompt with `tokens` [>= 0] of `piece_id` behind it; of a cut piece the start is equal."""
+        return self.of(((piece_id, tokens),), start=self)
 
     def chain(self) -> chain.Chain:
         """The router's chain of it."""

@@ -1,7 +1,7 @@
 """Flight: one request from its placing to its end, and the record that stays of it.
 
-Invariant: a record is complete when the run ends; a failed request has one too. Called by: simulation (makes),
-figures (reads).
+Invariant: a record is complete when the run ends; a failed request has one too.
+Called by: simulation (makes), figures (reads).
 """
 
 from __future__ import annotations
@@ -50,19 +50,25 @@ class Thread:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request in flight: its record, who waits for it, and every lease that ends with it."""
+    """A request in flight: its record, who waits for it, the routers' leases and the simulator's own."""
 
     request_id: str
     record: Record
     thread: Thread
     leases: list[ledger.Lease] = field(default_factory=list)
+    truth: ledger.Lease | None = None
 
-    def prefilled(self) -> None:
-        """Its first token came."""
-        for lease in self.leases:
-            lease.prefilled()
+    def prefilled(self, *, seen: bool) -> None:
+        """Its first token came; `seen`: by the routers too."""
+        if self.truth is not None:
+            self.truth.prefilled()
+        if seen:
+            for lease in self.leases:
+                lease.prefilled()
 
     def release(self) -> None:
         """It is over."""
+        if self.truth is not None:
+            self.truth.release()
         for lease in self.leases:
             lease.release()

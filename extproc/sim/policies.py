@@ -23,8 +23,8 @@ _BASELINES = "extproc.sim.baselines"
 class Production:
     """The production router, told what the sidecar's scraper would tell it."""
 
-    def __init__(self, pool: pool.Pool, settings: router.Settings) -> None:
-        self.router = router.Router(pool, settings)
+    def __init__(self, members: pool.Pool, settings: router.Settings) -> None:
+        self.router = router.Router(members, settings)
         self._started_s: dict[pool.EndpointId, float] = {}
 
     def place(
@@ -33,9 +33,9 @@ class Production:
         """As `Router.place`."""
         return self.router.place(request, now, chance)
 
-    def publish(self, pool: pool.Pool) -> None:
+    def publish(self, members: pool.Pool, /) -> None:
         """As `Router.publish`."""
-        self.router.publish(pool)
+        self.router.publish(members)
 
     def observe(self, endpoint: pool.EndpointId, signals: chooser.Signals, now: float) -> None:
         """Keep the KV usage; an endpoint that started anew has lost what it held."""
@@ -74,5 +74,5 @@ def summary(name: str) -> str:
     return lines[0] if lines else ""
 
 
-def _production(name: str, pool: pool.Pool, settings: router.Settings) -> Production:
-    return Production(pool, replace(settings, policy=name))
+def _production(name: str, members: pool.Pool, settings: router.Settings) -> Production:
+    return Production(members, replace(settings, policy=name))

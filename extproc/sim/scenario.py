@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from extproc import router
 from extproc.sim import client, performance
@@ -53,7 +53,9 @@ class Scenario:
     `external_kv_tokens`: store shared by all, 0 for none. Requests begun in [`warmup_s`, `duration_s`) are
     measured and read to their end. `client_s`: what network and client add to every answer. `shown`: position
     of the token at which a buffering client believes to see the first, 0 for none. `detect_s`: from a
-    replica's end or start until the routers know; `boot_s`: from a restart until it serves.
+    replica's end or start until the routers know; `boot_s`: from a restart until it serves. `reuse`: False
+    for engines without prefix caching. `sees_first_token`: whether routers see answers begin (the gateway
+    sends them answer bodies); else they go by their estimate.
     """
 
     name: str
@@ -71,7 +73,9 @@ class Scenario:
     detect_s: float = 1.0
     boot_s: float = 20.0
     events: tuple[Event, ...] = ()
-    settings: router.Settings = router.Settings()
+    reuse: bool = True
+    sees_first_token: bool = True
+    settings: router.Settings = field(default_factory=router.Settings)
 
     def router_settings(self) -> router.Settings:
         """`settings` with what an operator would have told the router of these servers."""

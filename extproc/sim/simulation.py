@@ -1,8 +1,8 @@
 """Simulation: one run of a scenario under one policy and seed, on a virtual clock.
 
 Scripts ask; a chooser places each request; the chosen replica's engine computes; tokens resume the scripts.
-Nothing waits: minutes of traffic are a few thousand events. A chooser learns what the sidecar would: the first
-token and the end of each request (its lease), one scrape a second, a changed pool `detect_s` after the change.
+Nothing waits: minutes of traffic are a few thousand events. A chooser learns what the sidecar would: first
+token and end of each request (its lease), one scrape a second, a changed pool `detect_s` after the change.
 
 Law: equal scenario, policy and seed give equal records, in any process. Called by: comparison, tests.
 """
@@ -151,12 +151,13 @@ class Simulation:
             return
         whole = ask.prompt.then(ask.answer, ask.output_tokens) if ask.answer else ask.prompt
         hashes = whole.blocks(replica.model.block_tokens)
-        device, beyond = engine.cache.match(hashes, ask.prompt.tokens)
+        reuse = self._asked.reuse
+        device, beyond = engine.cache.match(hashes, ask.prompt.tokens) if reuse else (0, 0)
         cached = (device + beyond) * replica.model.block_tokens
         self._count(replica, one, ask.prompt.tokens - cached)
         replica.flights[one.request_id] = one
         rejection = engine.submit(
-            job.Request(one.request_id, ask.prompt.tokens, ask.output_tokens, hashes), now
+            job.Request(one.request_id, ask.prompt.tokens, ask.output_tokens, hashes, reuse), now
         )
         if rejection is not None:
             del replica.flights[one.request_id]
@@ -172,7 +173,7 @@ class Simulation:
             total + uncached + ledger.REQUEST_TOKENS, len(ready), limits.factor, limits.floor_tokens
         )
         one.record.fullness = self._ledger.load(replica.id, now).work / bound
-        one.leases.append(self._ledger.take(replica.id, uncached, now))
+        one.truth = self._ledger.take(replica.id, uncached, now)
 
     def _tell_others(
         self, index: int, one: flight.Flight, request: chooser.Request, made: choice.Choice
@@ -225,7 +226,7 @@ class Simulation:
                 record.device_tokens, record.host_tokens, record.external_tokens = engine.take_hits(
                     one.request_id
                 )
-                one.prefilled()
+                one.prefilled(seen=self._asked.sees_first_token)
             if token.position == self._asked.shown or (token.last and record.shown_s is None):
                 record.shown_s = at_s
             if token.last:

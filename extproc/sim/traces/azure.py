@@ -7,7 +7,7 @@ Called by: traces. Source: the Azure LLM inference traces of 2023.
 from __future__ import annotations
 
 import csv
-import datetime
+import datetime as dt
 import io
 from collections.abc import Callable
 
@@ -26,7 +26,9 @@ def read(raw: bytes, pace: float) -> tuple[Callable[[int], client.Starts], float
     rows = csv.DictReader(io.StringIO(raw.decode("utf-8-sig", "replace")))
     if not set(_COLUMNS) <= set(rows.fieldnames or ()):
         raise ValueError(f"columns {', '.join(_COLUMNS)} expected")
-    requests = sorted((_seconds(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), int(row[_COLUMNS[2]])) for row in rows)
+    requests = sorted(
+        (_seconds(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), int(row[_COLUMNS[2]])) for row in rows
+    )
     if not requests:
         raise ValueError("no requests")
     first_s = requests[0][0]
@@ -41,7 +43,7 @@ def read(raw: bytes, pace: float) -> tuple[Callable[[int], client.Starts], float
 def _seconds(stamp: str) -> float:
     # seven digits after the point, one more than fromisoformat of Python 3.11 takes
     whole, _, fraction = stamp.strip().partition(".")
-    moment = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.UTC)
+    moment = dt.datetime.fromisoformat(whole).replace(tzinfo=dt.UTC)
     return moment.timestamp() + float(f"0.{fraction.rstrip('Z') or 0}")
 
 

@@ -25,8 +25,8 @@ _BYTES_PER_TOKEN = 4
 
 def read(raw: bytes, pace: float) -> tuple[Callable[[int], client.Starts], float]:
     """Scripts of a seed, and how long they last [s]. Errors: ValueError for another shape."""
-    found = msgspec.json.decode(raw.lstrip(b"\xef\xbb\xbf"), type=list[dict[str, Any]])
-    talks = [talk["traj"] for talk in found if isinstance(talk.get("traj"), list)]
+    found = msgspec.json.decode(raw.lstrip(b"\xef\xbb\xbf"), type=list[Any])
+    talks = [talk["traj"] for talk in found if isinstance(talk, dict) and isinstance(talk.get("traj"), list)]
     if not talks:
         raise ValueError("no conversations: objects with a `traj` expected")
 
@@ -42,7 +42,7 @@ def read(raw: bytes, pace: float) -> tuple[Callable[[int], client.Starts], float
     return starts, _DURATION_S
 
 
-def _talk(seed: int, number: int, talk: int, messages: list[dict[str, Any]]) -> client.Script:
+def _talk(seed: int, number: int, talk: int, messages: list[Any]) -> client.Script:
     rng = random.Random(f"{seed}/conversation/{number}")
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") != "assistant":

@@ -54,7 +54,7 @@ def _ask(line: _Line) -> client.Script:
         pieces.append((number, tokens))
         left -= tokens
     if left:  # more tokens than ids: the rest is the request's own
-        pieces.append((content.piece("rest", line.timestamp, *line.hash_ids[-1:]), left))
+        pieces.append((content.piece("rest", str(line.timestamp), *line.hash_ids[-1:]), left))
     conversation = line.hash_ids[1:2] or line.hash_ids[:1]
     yield client.Ask(
         content.Content.of(pieces),

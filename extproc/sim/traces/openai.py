@@ -3,8 +3,9 @@
     {"timestamp": 12.5, "body": {"model": ..., "messages": [...]}, "path": "/v1/chat/completions",
      "output_tokens": 180}
 
-or the body's own fields beside `timestamp`. Times are seconds, or ISO 8601. `path` may be left out: bodies with
-`messages` are chat completions, others completions. Without `output_tokens` the answer has `max_tokens`, or 128.
+or the body's own fields beside `timestamp`. Times are seconds, or ISO 8601. `path` may be left out: bodies
+with `messages` are chat completions, others completions. Without `output_tokens` the answer has `max_tokens`,
+or 128.
 
 The production reader reads the bodies, so a chain here is the chain in production; 4 bytes are a token.
 Called by: traces, conversations.
@@ -12,7 +13,7 @@ Called by: traces, conversations.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
@@ -54,13 +55,17 @@ def read(raw: bytes, pace: float) -> tuple[Callable[[int], client.Starts], float
     return starts, (requests[-1][0] - first_s) / pace + 1
 
 
-def ask(path: str, body: dict[str, Any], output_tokens: int, session: str = "", group: str = "") -> client.Ask:
+def ask(
+    path: str, body: dict[str, Any], output_tokens: int, session: str = "", group: str = ""
+) -> client.Ask:
     """The request of an HTTP body; one that the reader cannot key is routed by load, as in production."""
     encoded = msgspec.json.encode(body)
     found = prompt.read(path, encoded, _READER, whole=True)
     user = content.piece("user", _first_user(body)[:100])
     if isinstance(found, prompt.Unkeyed):
-        unread = content.Content.of([(content.piece(encoded.decode()), max(len(encoded) // _BYTES_PER_TOKEN, 1))])
+        unread = content.Content.of(
+            [(content.piece(encoded.decode()), max(len(encoded) // _BYTES_PER_TOKEN, 1))]
+        )
         return client.Ask(
             unread, output_tokens, group, session=session, user=user, read=router.Request(unkeyed=found)
         )
@@ -104,6 +109,6 @@ def _seconds(stamp: object) -> float:
     if isinstance(stamp, int | float):
         return float(stamp)
     if isinstance(stamp, str):
-        moment = datetime.datetime.fromisoformat(stamp)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+        moment = dt.datetime.fromisoformat(stamp)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
     raise ValueError(f"timestamp is a {type(stamp).__name__}, must be seconds or ISO 8601")

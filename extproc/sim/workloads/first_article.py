@@ -1,8 +1,8 @@
 """The first article's load: users in a closed loop over shared prefixes.
 
 Think U(0.5, 2) s, send one of `prefixes` shared prefixes and a question of one's own, read 100 output tokens,
-again. Question sizes 10/20/30/40 % small/medium/large/xlarge. Of a prompt the share `shared` is the prefix: at
-.9 the article's own sizes, below it questions grow to the length that makes it so.
+again. Question sizes 10/20/30/40 % small/medium/large/xlarge. Of a prompt the share `shared` is the prefix:
+at .9 the article's own sizes, below it questions grow to the length that makes it so.
 
 Prefixes are drawn one from each stratum of U(2000, 8000), as `kvring demo` does. The article's client buffers
 32 tokens before it believes to see the first: `shown` marks that token. Called by: workloads.
@@ -38,21 +38,31 @@ _BUFFERED_TOKENS = 32
 
 
 def make(
-    *, prefixes: int = 5, users: int = 30, shared: float = 0.9, model: str = "13b", endpoints: int = 8
+    load: float = 1.0,
+    *,
+    prefixes: int = 5,
+    users: int = 30,
+    shared: float = 0.9,
+    model: str = "13b",
+    endpoints: int = 8,
+    prefix_tokens: int = 0,
 ) -> scenario.Scenario:
-    """The load with `prefixes` shared prefixes [>= 1], `users` [>= 1], `shared` of .9, .7 or .5."""
+    """The load with `prefixes` shared prefixes [>= 1], `users` * `load` users, `shared` of .9, .7 or .5.
+
+    `model`: 8b, 13b or 70b. `prefix_tokens`: what the prefixes add up to, 0 for the mean of the draw.
+    """
+    if model not in MODELS:
+        raise ValueError(f"model is {model}, must be one of {', '.join(MODELS)}")
+    people = max(round(users * load), 1)
 
     def starts(seed: int) -> client.Starts:
-        rng = random.Random(f"{seed}/prefixes")
-        step = 6000 / prefixes
-        lengths = [round(2000 + step * (stratum + rng.random())) for stratum in range(prefixes)]
-        rng.shuffle(lengths)
-        for user in range(users):
+        lengths = _lengths(random.Random(f"{seed}/prefixes"), prefixes, prefix_tokens)
+        for user in range(people):
             yield client.Start(0.0, _user(seed, user, lengths, shared))
 
     return scenario.Scenario(
         name="first",
-        summary=f"first article: {users} users, {prefixes} prefixes, {shared:g} shared, {model}",
+        summary=f"first article: {people} users, {prefixes} prefixes, {shared:g} shared, {model}",
         starts=starts,
         models=(MODELS[model],) * endpoints,
         duration_s=300.0,
@@ -61,9 +71,19 @@ def make(
     )
 
 
+def _lengths(rng: random.Random, count: int, sum_tokens: int) -> list[int]:
+    """Lengths of the prefixes, spread over U(2000, 8000) and scaled to their sum, in no order."""
+    step = 6000 / count
+    lengths = [2000 + step * (stratum + rng.random()) for stratum in range(count)]
+    rng.shuffle(lengths)
+    scale = sum_tokens / sum(lengths) if sum_tokens else 1.0
+    return [round(length * scale) for length in lengths]
+
+
 def _user(seed: int, user: int, lengths: list[int], shared: float) -> client.Script:
     rng = random.Random(f"{seed}/user/{user}")
-    sizes, shares = zip(*_QUESTIONS, strict=True)
+    sizes = [size for size, _ in _QUESTIONS]
+    shares = [share for _, share in _QUESTIONS]
     turn = 0
     while True:
         prefix = rng.randrange(len(lengths))
