@@ -120,7 +120,7 @@ class Baseline(abc.ABC):
         endpoints = self.pool.ready
         if not endpoints:
             return choice.NoEndpoint(len(self.pool.endpoints), 0)
-        asked = self._asked(request, endpoints, now, chance)
+        asked = self.asked(request, endpoints, now, chance)
         picked = self.pick(asked)
         chosen = endpoints[picked.index]
         new = asked.new_tokens[picked.index]
@@ -161,9 +161,10 @@ class Baseline(abc.ABC):
         """What the ledger notes as held while a request is open; nothing, but for rules that ask."""
         return ledger.NO_FOOTPRINT
 
-    def _asked(
+    def asked(
         self, request: chooser.Request, endpoints: Sequence[pool.Endpoint], now: float, chance: float
     ) -> Asked:
+        """The decision to make, as the rule will see it."""
         gpu, host = [0] * len(endpoints), [0] * len(endpoints)
         if self.indexed and request.chain is not None:
             for index, endpoint in enumerate(endpoints):
