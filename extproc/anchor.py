@@ -33,7 +33,7 @@ _FORGET_BELOW = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Hot:
-    """A shared prefix on the way to the anchor: its key, its share of traffic (0..1), blocks up to its end."""
+    """A shared prefix before the anchor: its key, its share of traffic (0..1], blocks up to its end."""
 
     key: int
     share: float

@@ -1,11 +1,15 @@
 """Ledger: what is in flight at each endpoint, as counted by this process.
 
-    work = pending + 512 * inflight   [tokens]
+    work = pending + 512 * inflight                       [tokens]
+    kv   = 1024 * distinct marks of open requests + rests   [tokens]
 
 `pending` is uncached prompt tokens sent and not yet prefilled, `inflight` open requests. A lease adds both
 in the same step as the choice, so that arrivals of one loop turn see each other. Pending falls when prefill
 is seen to be over (first piece of the answer's body) or is expected to be: an endpoint prefills what it was
-sent in order, at `prefill_tokens_per_s`. Inflight falls at release.
+sent in order, at `prefill_tokens_per_s`. Inflight and kv fall at release.
+
+What an endpoint's open requests hold of its KV cache decides whether one more starts or queues; the engine's
+own gauge tells it a second late, and a burst needs it at once.
 
 When is a request over? When its ext_proc stream ends, however it ends. Answer headers are too early:
 tokens follow for minutes.
@@ -23,7 +27,18 @@ from dataclasses import dataclass
 
 from extproc import chain, pool
 
-__all__ = ["REQUEST_TOKENS", "Lease", "Ledger", "Load", "bound", "has_room"]
+__all__ = [
+    "MARK_TOKENS",
+    "OUTPUT_TOKENS",
+    "REQUEST_TOKENS",
+    "Footprint",
+    "Lease",
+    "Ledger",
+    "Load",
+    "bound",
+    "footprint",
+    "has_room",
+]
 
 REQUEST_TOKENS = 512
 """What one open request weighs beside its prefill [tokens]: the decode it slows down."""
@@ -61,21 +76,33 @@ def has_room(work: float, limit: float) -> bool:
 
 
 MARK_TOKENS = 1024
-"""Tokens of prompt between two marks."""
+"""Tokens of prompt between two marks of a footprint."""
+
+OUTPUT_TOKENS = 128
+"""What a request is expected to generate [tokens]: its KV is held beside the prompt's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The KV a request holds while it is open, in marks: hashes a fixed number of tokens apart.
+    """The KV that a request holds while it is open.
 
-    Two requests that share a prefix share its marks, and the engine holds its blocks once.
+    `marks`: block hashes `MARK_TOKENS` apart. Two requests that share a prefix share its marks, as the engine
+    holds its blocks once; a hash in a thousand tokens is enough to tell. `rest_tokens`: behind the last mark.
     """
 
-    marks: tuple[chain.BlockHash, ...]
-    rest_tokens: int
+    marks: tuple[chain.BlockHash, ...] = ()
+    rest_tokens: int = 0
 
 
-NO_FOOTPRINT = Footprint((), 0)
+def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_tokens: float) -> Footprint:
+    """The footprint of a prompt of `prompt_tokens` [>= 0] with these block hashes, `block_tokens` apart."""
+    step = max(round(MARK_TOKENS / block_tokens), 1)
+    marks = hashes[step - 1 :: step]
+    rest = max(round(prompt_tokens) - len(marks) * MARK_TOKENS, 0)
+    return Footprint(marks, rest + OUTPUT_TOKENS)
+
+
+_NOTHING = Footprint()
 
 
 class _Account:
@@ -95,13 +122,13 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_footprint", "_ledger", "_open", "expected_s", "tokens")
+    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "tokens")
 
     def __init__(
-        self, ledger: Ledger, account: _Account, tokens: int, expected_s: float, footprint: Footprint
+        self, ledger: Ledger, account: _Account, tokens: int, expected_s: float, holds: Footprint
     ) -> None:
         """Only `Ledger.take` makes leases."""
-        self._footprint = footprint
+        self._holds = holds
         self._ledger = ledger
         self._account = account
         self._open = True
@@ -120,7 +147,7 @@ class Lease:
         self._open = False
         self.prefilled()
         self._account.inflight -= 1
-        _lift(self._account, self._footprint)
+        _lift(self._account, self._holds)
         self._ledger.open_leases -= 1
 
 
@@ -141,31 +168,33 @@ class Ledger:
         if account is None:
             return Load(0, 0)
         _expire(account, now)
-        kv_tokens = len(account.marks) * MARK_TOKENS + account.rest_tokens
-        return Load(account.inflight, account.pending, kv_tokens)
+        return Load(account.inflight, account.pending, _kv_tokens(account))
 
-    def kv_after(self, endpoint: pool.EndpointId, footprint: Footprint) -> int:
+    def kv_after(self, endpoint: pool.EndpointId, more: Footprint) -> int:
         """Tokens of KV that open requests would hold at `endpoint` with one more of this footprint."""
         account = self._accounts.get(endpoint)
-        own = len(footprint.marks) * MARK_TOKENS + footprint.rest_tokens
+        own = len(more.marks) * MARK_TOKENS + more.rest_tokens
         if account is None:
             return own
-        shared = _held(account, footprint.marks) * MARK_TOKENS
-        return len(account.marks) * MARK_TOKENS + account.rest_tokens + own - shared
+        shared = _held(account, more.marks) * MARK_TOKENS
+        return _kv_tokens(account) + own - shared
 
     def take(
-        self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, footprint: Footprint = NO_FOOTPRINT
+        self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, holds: Footprint = _NOTHING
     ) -> Lease:
-        """A lease for a request of `uncached_tokens` [>= 0] sent to `endpoint` at `now` [s, monotonic]."""
+        """A lease for a request of `uncached_tokens` [>= 0] sent to `endpoint` at `now` [s, monotonic].
+
+        `holds`: the KV it holds until it is released.
+        """
         account = self._accounts.setdefault(endpoint, _Account())
         _expire(account, now)
         start_s = max(now, account.busy_until_s) if account.pending else now
         expected_s = start_s + uncached_tokens / self.prefill_tokens_per_s
         account.busy_until_s = expected_s
-        lease = Lease(self, account, uncached_tokens, expected_s, footprint)
-        for mark in footprint.marks:
+        lease = Lease(self, account, uncached_tokens, expected_s, holds)
+        for mark in holds.marks:
             account.marks[mark] = account.marks.get(mark, 0) + 1
-        account.rest_tokens += footprint.rest_tokens
+        account.rest_tokens += holds.rest_tokens
         account.inflight += 1
         account.pending += uncached_tokens
         if uncached_tokens:
@@ -186,10 +215,14 @@ def _expire(account: _Account, now: float) -> None:
         queue.popleft().prefilled()
 
 
-def _lift(account: _Account, footprint: Footprint) -> None:
-    account.rest_tokens -= footprint.rest_tokens
+def _kv_tokens(account: _Account) -> int:
+    return len(account.marks) * MARK_TOKENS + account.rest_tokens
+
+
+def _lift(account: _Account, held: Footprint) -> None:
+    account.rest_tokens -= held.rest_tokens
     marks = account.marks
-    for mark in footprint.marks:
+    for mark in held.marks:
         left = marks[mark] - 1
         if left:
             marks[mark] = left

@@ -33,7 +33,8 @@ __all__ = ["Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
-_OUTPUT_TOKENS = 128
+# A share that hovers about a whole number of endpoints must not move the last home to and fro.
+_SHARE_SLACK = 0.1
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
 _USAGE_FRESH_S = 5.0  # a KV usage older than this says nothing
@@ -81,8 +82,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Where a request belongs: ring key and where it came from; an endpoint to try before the ring's; `hot`: the
-    shared prefixes before the anchor."""
+    """Where a request belongs: ring key and where it came from.
+
+    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
+    """
 
     by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
     value: int | None = None
@@ -240,8 +243,8 @@ class Router:
     def _ring_order(self, endpoints: Sequence[_pool.Endpoint], key: _Key) -> Iterator[int]:
         """Positions in `endpoints`: the key's order within the homes of the shared prefixes it stands on.
 
-        A prefix with share s of the traffic has ceil(s * n) homes, the first ones of its own order; so its
-        blocks are held there and not everywhere, and overflow goes on in that order.
+        A prefix with share s of the traffic has about s * n homes, rounded up: the first ones of its own
+        order. So its blocks are held there and not everywhere, and overflow goes on in that order.
         """
         position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
         left = set(position)
@@ -251,7 +254,7 @@ class Router:
         levels: list[list[_pool.EndpointId]] = []
         inner: Collection[_pool.EndpointId] = position.keys()
         for hot in key.hot:
-            homes = math.ceil(hot.share * len(endpoints))
+            homes = math.ceil(hot.share * len(endpoints) - _SHARE_SLACK)
             if homes < len(inner):
                 levels.append(list(self.ring.order(hot.key, inner)))
                 inner = levels[-1][:homes]
@@ -263,13 +266,10 @@ class Router:
 
     def _footprint(self, request: Request) -> _ledger.Footprint:
         if not request.prefills:
-            return _ledger.NO_FOOTPRINT
-        if request.chain is None:
-            return _ledger.Footprint((), round(request.tokens) + _OUTPUT_TOKENS)
-        step = max(round(_ledger.MARK_TOKENS * self.settings.bytes_per_token / self.settings.block_bytes), 1)
-        marks = request.chain.hashes[step - 1 :: step]
-        rest = max(round(request.tokens) - len(marks) * _ledger.MARK_TOKENS, 0)
-        return _ledger.Footprint(marks, rest + _OUTPUT_TOKENS)
+            return _ledger.Footprint()
+        hashes = () if request.chain is None else request.chain.hashes
+        block_tokens = self.settings.block_bytes / self.settings.bytes_per_token
+        return _ledger.footprint(hashes, block_tokens, request.tokens)
 
     def _candidate(
         self, endpoint: _pool.Endpoint, request: Request, footprint: _ledger.Footprint, now: float

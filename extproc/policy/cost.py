@@ -1,13 +1,14 @@
 """Cost policy: the endpoint where this prompt costs least, in tokens of prefill.
 
-    cost = pending + 2 * new + 512 * inflight + 4 * max(0, kv_usage - 0.8) * (prompt + pending + 512)
+    cost = pending + 2 * new + 512 * inflight + 4 * max(0, kv_usage - 0.9) * (prompt + pending + 512)
 
 pending: tokens waiting for prefill there; new: this prompt's tokens not cached there; kv_usage: share of the
-KV cache held by live requests, where the engine tells. Ties, and with them prompts that nobody holds on an
-idle pool, go in ring order. The bound on work is only a safety cap here.
+KV cache that this prompt and the open requests would hold, above 1 where it does not fit. Ties, and with them
+prompts that nobody holds on an idle pool, go in ring order. The bound on work is only a safety cap here.
 
-Why 2 * new: a miss also evicts what others need. Why the kv term: an endpoint out of KV space queues or
-preempts. The weights and what they trade: docs/routing.md.
+Why 2 * new: a miss also evicts what others need. Why the kv term: an endpoint short of KV space soon queues,
+and one where the prompt does not fit queues at once; but waiting there can still be cheaper than computing
+a long prompt again, so that it is a cost and no filter. The weights and what they trade: docs/routing.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["NEW_WEIGHT", "cost", "pick"]
 
 NEW_WEIGHT = 2.0
 KV_WEIGHT = 4.0
-KV_USAGE_FREE = 0.8
+KV_USAGE_FREE = 0.9
 
 
 def pick(asked: question.Question) -> question.Pick:
@@ -30,7 +31,7 @@ def pick(asked: question.Question) -> question.Pick:
     roomy = [
         index
         for index, candidate in enumerate(asked.candidates)
-        if ring.has_room(candidate, room_below)
+        if ledger.has_room(candidate.work, room_below)
     ] or range(len(costs))
     least = min(costs[index] for index in roomy)
     tied = {index for index in roomy if costs[index] == least}

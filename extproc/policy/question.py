@@ -34,7 +34,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     inflight: int
     pending_tokens: int
     cached_tokens: float = 0.0
-    kv_usage: float | None = None  # 0..1; None where the engine does not tell
+    kv_usage: float | None = None  # with this prompt; > 1: it does not fit; None where nothing is known
 
     @property
     def work(self) -> int:

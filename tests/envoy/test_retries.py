@@ -19,20 +19,29 @@ async def test_a_failing_home_costs_no_request_and_the_body_is_sent_again_unchan
         trouble.kinds = [kind]
         options = {"others": {"trouble": trouble.address}, "message_timeout_s": 10}
         async with fleet(replicas=2, policy="ring", body_mode=mode, **options) as running:
+            its_own = []  # prompts whose home it is
             for number in range(24):
-                body = client.chat_body(f"user {number} has this to say: " * 40, stream=number % 2 == 0)
-                if number == 5:
-                    body = client.padded(3 * 2**20)
-                async with running.http.post(
-                    f"{running.url}/v1/chat/completions", data=io.BytesIO(body)
-                ) as answer:
-                    await answer.read()
-                    assert answer.status == 200
-                    assert answer.headers["x-sim-body-sha256"] == client.sha256(body)
-                    assert answer.headers["x-replica"].startswith("replica-")
-            assert trouble.calls[kind] >= 3  # it was chosen, and not only once
+                prompt = f"user {number} has this to say: " * 40
+                calls = trouble.calls[kind]
+                await _served(running, client.chat_body(prompt, stream=number % 2 == 0))
+                if trouble.calls[kind] > calls:
+                    its_own.append(prompt)
+            assert len(its_own) >= 3
+            await _served(running, client.chat_body(its_own[0], user="x" * 3 * 2**20))
+            assert trouble.calls[kind] == len(its_own) + 1
+            assert len(set(trouble.bodies)) == len(its_own) + 1
             assert await account.retries(running) == trouble.calls[kind]
             await account.settled(running)
+
+
+async def _served(running, body):
+    """Fails unless a replica serves this body, the very same."""
+    url = f"{running.url}/v1/chat/completions"
+    async with running.http.post(url, data=io.BytesIO(body)) as answer:
+        await answer.read()
+        assert answer.status == 200
+        assert answer.headers["x-sim-body-sha256"] == client.sha256(body)
+        assert answer.headers["x-replica"].startswith("replica-")
 
 
 @pytest.mark.parametrize("status", [400, 404, 429])

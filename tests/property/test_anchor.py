@@ -27,7 +27,10 @@ def test_anchor_is_the_first_block_whose_share_is_below_one_nth(texts: list[str]
         found = anchors.observe(sent, endpoints, 0.0)
         rare = [at for at, block in enumerate(sent.hashes) if passed[block] < total / endpoints]
         if rare:
-            assert found == anchor.Anchor(rare[0], sent.hashes[rare[0]])
+            assert (found.block, found.key) == (rare[0], sent.hashes[rare[0]])
+            for hot in found.hot:
+                assert hot.share == passed[hot.key] / total >= 1 / endpoints
+                assert sent.hashes.index(hot.key) < hot.blocks <= found.block
 
 
 @settings(deadline=None)

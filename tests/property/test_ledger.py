@@ -82,3 +82,40 @@ def test_pending_is_over_once_the_endpoint_could_have_prefilled_all(tokens: list
         book.take(NAMES[0], count, 0.0)
     assert book.load(NAMES[0], 0.0).pending == sum(tokens)
     assert book.load(NAMES[0], sum(tokens) / RATE + 1e-6).pending == 0
+
+
+PREFIXES = st.lists(st.sampled_from("xy"), max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(NAME, PREFIXES, st.integers(0, 900), st.booleans()), max_size=30))
+def test_kv_held_is_every_mark_of_open_leases_once_and_all_rests(
+    steps: list[tuple[pool.EndpointId, list[str], int, bool]],
+) -> None:
+    book = ledger.Ledger(RATE)
+    taken: list[tuple[pool.EndpointId, ledger.Footprint, ledger.Lease]] = []
+
+    def held(name: pool.EndpointId, *more: ledger.Footprint) -> int:
+        open_there = [one for at, one, _ in taken if at == name] + list(more)
+        marks = {mark for one in open_there for mark in one.marks}
+        return 1024 * len(marks) + sum(one.rest_tokens for one in open_there)
+
+    for name, letters, rest, ends in steps:
+        marks = tuple(hash("".join(letters[:end])) & (2**64 - 1) for end in range(1, len(letters) + 1))
+        more = ledger.Footprint(marks, rest)
+        assert book.kv_after(name, more) == held(name, more)
+        taken.append((name, more, book.take(name, 0, 0.0, more)))
+        if ends:
+            taken.pop(len(taken) // 2)[2].release()
+        for other in NAMES:
+            assert book.load(other, 0.0).kv_tokens == held(other)
+    for *_, lease in taken:
+        lease.release()
+        lease.release()
+    assert all(book.load(name, 0.0).kv_tokens == 0 for name in NAMES)
+
+
+def test_marks_stand_a_thousand_tokens_apart_and_the_rest_has_room_for_the_answer() -> None:
+    found = ledger.footprint(tuple(range(40)), 64.0, 2600.0)
+    assert found.marks == (15, 31)
+    assert found.rest_tokens == 2600 - 2048 + ledger.OUTPUT_TOKENS

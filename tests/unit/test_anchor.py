@@ -83,7 +83,8 @@ def test_long_questions_among_short_ones_do_not_gather_the_short_ones_again() ->
     for i in range(200):
         anchors.observe(blocks(f"{SYSTEM}|question {i}"), 8, 0.0)
     long = anchors.observe(blocks(SYSTEM + "other"), 8, 0.0)
-    assert long == anchor.Anchor(40, blocks(SYSTEM + "o").hashes[40])
+    assert (long.block, long.key) == (40, blocks(SYSTEM + "o").hashes[40])
+    assert [hot.blocks for hot in long.hot] == [40]
     keys = {anchors.observe(blocks(f"{SYSTEM}|later {i}"), 8, 0.0).key for i in range(10)}
     assert len(keys) == 10
     assert anchors.locate(blocks(SYSTEM + "long one"), 8).block == 40

@@ -100,13 +100,13 @@ def test_cost_never_goes_over_the_cap_while_another_has_room() -> None:
 
 
 def test_cost_is_the_documented_sum() -> None:
-    held = candidate(0, inflight=3, pending=700, cached=400.0, kv_usage=0.9)
-    expected = 700 + 2 * 600 + 512 * 3 + 4 * (0.9 - 0.8) * (1000 + 700 + 512)
+    held = candidate(0, inflight=3, pending=700, cached=400.0, kv_usage=1.0)
+    expected = 700 + 2 * 600 + 512 * 3 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
     assert cost.cost(held, 1000) == pytest.approx(expected)
     assert ask("cost", [held]).costs == (pytest.approx(expected),)
 
 
-@pytest.mark.parametrize("usage", [None, 0.0, 0.79, 0.8])
+@pytest.mark.parametrize("usage", [None, 0.0, 0.89, 0.9])
 def test_cost_ignores_kv_usage_while_there_is_space(usage: float | None) -> None:
     assert cost.cost(candidate(0, kv_usage=usage), 1000) == 2000
 
@@ -159,3 +159,20 @@ def test_single_candidate_is_always_chosen(name: str) -> None:
 def test_bound_is_shared_by_ring_and_cost() -> None:
     question = policy.Question(loaded(3000, 0), 500.0, lambda: iter((0, 1)), LIMITS, 0, 0.0)
     assert ring.limit(question) == 2.0 * (3512 + 500 + 512) / 2
+
+
+def test_ring_passes_over_a_home_where_the_prompt_does_not_fit() -> None:
+    assert ask("ring", [candidate(0, 1, kv_usage=1.01), candidate(1, kv_usage=0.5)]).index == 1
+    assert ask("ring", [candidate(0, 1, kv_usage=1.0), candidate(1, kv_usage=0.5)]).index == 0
+
+
+def test_cost_weighs_a_prompt_that_does_not_fit_against_computing_it_again() -> None:
+    half_cached = candidate(0, inflight=1, cached=500.0, kv_usage=1.3)
+    assert ask("cost", [half_cached, candidate(1, kv_usage=0.5)]).index == 1
+    all_cached = candidate(0, inflight=1, cached=1000.0, kv_usage=1.1)
+    assert ask("cost", [all_cached, candidate(1, kv_usage=0.5)]).index == 0
+
+
+@pytest.mark.parametrize("name", ["cost", "ring"])
+def test_prompt_that_fits_nowhere_is_placed_all_the_same(name: str) -> None:
+    assert ask(name, [candidate(0, 9, 9000, kv_usage=1.5), candidate(1, kv_usage=1.2)]).index in (0, 1)

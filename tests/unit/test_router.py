@@ -353,3 +353,29 @@ def test_models_share_no_residency() -> None:
     chooser = start("cost")
     visit(chooser, chat(text(1, 4000), model="one"))
     assert send(chooser, chat(text(1, 4000), model="other")).choice.cached_tokens == 0
+
+
+@pytest.mark.parametrize(("share", "homes"), [(5, 2), (2, 4), (1, 8)])
+def test_prefix_with_a_share_of_the_traffic_is_held_by_its_share_of_endpoints(share: int, homes: int) -> None:
+    chooser = start("ring")
+    held: dict[int, set[str]] = {}
+    for number in range(400):
+        prefix = number % share
+        endpoint = visit(chooser, chat(text(prefix, 8000), f"question {number}"), number * 0.1)
+        if number >= 100:  # the shares are known by then
+            held.setdefault(prefix, set()).add(endpoint)
+    assert [len(endpoints) for endpoints in held.values()] == [homes] * share
+
+
+def test_two_long_prompts_that_do_not_fit_together_are_not_sent_together() -> None:
+    chooser = start("cost")  # room for 100,000 tokens
+    long = [chat(text(number, 240_000)) for number in range(2)]  # of 60,000
+    first = visit(chooser, long[0])
+    chooser.residency.add(pool.EndpointId(first), chooser.chain_of(long[1]), 0.0)  # both are held there
+    opened = send(chooser, long[0])
+    assert opened.choice.endpoint.id == first
+    beside = send(chooser, long[1])
+    assert beside.choice.endpoint.id != first
+    beside.lease.release()
+    opened.lease.release()
+    assert visit(chooser, long[1]) in (first, beside.choice.endpoint.id)
