@@ -159,7 +159,7 @@ class Baseline(abc.ABC):
 
     def footprint(self, request: chooser.Request) -> ledger.Footprint:  # noqa: ARG002
         """What the ledger notes as held while a request is open; nothing, but for rules that ask."""
-        return ledger.NO_FOOTPRINT
+        return ledger.Footprint()
 
     def asked(
         self, request: chooser.Request, endpoints: Sequence[pool.Endpoint], now: float, chance: float
