@@ -174,7 +174,7 @@ def bounded(members: Iterable[pool.Endpoint], contact: Contact) -> tuple[pool.En
 
 
 def address(ip: str, port: int) -> str:
-    """ "ip:port" as Envoy writes it: override_host compares text.
+    """The address as Envoy writes it, "ip:port", IPv6 in brackets: override_host compares text.
 
     Raises: ValueError if `ip` is no IP address or `port` not in [1..65535].
     """
