@@ -27,12 +27,14 @@ __all__ = [
     "Clock",
     "Contact",
     "Family",
+    "FaultError",
     "Problem",
     "Publish",
     "Source",
     "State",
     "address",
     "bounded",
+    "combined",
     "parse_address",
 ]
 
@@ -72,6 +74,15 @@ class State:
     resyncs: int  # times the whole membership was read anew: file loads, DNS answers, Kubernetes lists
 
 
+class FaultError(Exception):
+    """The world's fault, on its way to the one place of a source that records it."""
+
+    def __init__(self, problem: Problem, detail: str = "") -> None:
+        """`detail` is for people; it must hold no secret."""
+        super().__init__(detail)
+        self.problem = problem
+
+
 class Source(Protocol):
     """Where the members of a pool come from."""
 
@@ -95,9 +106,9 @@ class Source(Protocol):
 class Contact:
     """The record that a source keeps of itself; logs when its problem changes, not each time it recurs."""
 
-    def __init__(self, kind: str, clock: Clock) -> None:
-        """Args: kind: of source, a word for the log; clock: monotonic [s]."""
-        self._kind = kind
+    def __init__(self, kind: str, what: str, clock: Clock) -> None:
+        """Args: kind: of source; what: is watched; both for the log. clock: monotonic [s]."""
+        self._names = {"source": kind, "of": what}
         self._clock = clock
         self._contact_s: float | None = None
         self._problem: Problem | None = None
@@ -105,21 +116,26 @@ class Contact:
         self._faults: Counter[Problem] = Counter()
         self._resyncs = 0
 
-    def heard(self) -> None:
-        """A good answer came, with news or without."""
+    def heard(self, but: FaultError | None = None) -> None:
+        """A good answer came, with news or without; `but`: what was wrong with it nevertheless."""
         self._contact_s = self._clock()
+        if but is not None:
+            self.failed(but.problem, str(but))
+            return
         if self._problem is not None:
-            _log.info("source is well again", extra={"source": self._kind, "problem": self._problem.value})
+            _log.info("source is well again", extra=self._names | {"problem": self._problem.value})
         self._problem, self._detail = None, ""
 
     def failed(self, problem: Problem, detail: str = "") -> None:
         """An attempt failed; what was published stands."""
         self._faults[problem] += 1
         if problem is not self._problem:
-            _log.warning(
+            routine = problem is Problem.EXPIRED
+            _log.log(
+                logging.INFO if routine else logging.WARNING,
                 "source is in trouble; its last members stand",
-                extra={
-                    "source": self._kind,
+                extra=self._names
+                | {
                     "problem": problem.value,
                     "detail": detail[:_DETAIL_CHARS_MAX],
                     "contact_age_s": self.age_s(self._clock()),
@@ -165,12 +181,29 @@ class Backoff:
         self._wait_s = self._least_s
 
 
-def bounded(members: Iterable[pool.Endpoint], contact: Contact) -> tuple[pool.Endpoint, ...]:
-    """`members` in order of name, of one name the last; of more than MEMBERS_MAX the first, and counted."""
+def bounded(members: Iterable[pool.Endpoint]) -> tuple[tuple[pool.Endpoint, ...], FaultError | None]:
+    """`members` in order of name, of one name the last; of more than MEMBERS_MAX the first, and a fault."""
     by_name = {member.id: member for member in members}
-    if len(by_name) > MEMBERS_MAX:
-        contact.failed(Problem.TOO_MANY, f"{len(by_name)} members, {MEMBERS_MAX} allowed")
-    return tuple(by_name[name] for name in sorted(by_name)[:MEMBERS_MAX])
+    kept = tuple(by_name[name] for name in sorted(by_name)[:MEMBERS_MAX])
+    if len(by_name) <= MEMBERS_MAX:
+        return kept, None
+    return kept, FaultError(Problem.TOO_MANY, f"{len(by_name)} members, {MEMBERS_MAX} allowed")
+
+
+def combined(parts: Sequence[State], whole: State) -> State:
+    """The state of a source made of `parts`, all needed; `whole`: its own, of what it made of them."""
+    contacts_s = [part.contact_s for part in parts if part.contact_s is not None]
+    troubled = next((state for state in (*parts, whole) if state.problem is not None), whole)
+    faults: Counter[Problem] = Counter()
+    for state in (*parts, whole):
+        faults.update(state.faults)
+    return State(
+        min(contacts_s) if contacts_s and len(contacts_s) == len(parts) else None,
+        troubled.problem,
+        troubled.detail,
+        dict(faults),
+        sum(part.resyncs for part in parts),
+    )
 
 
 def address(ip: str, port: int) -> str:

@@ -19,13 +19,13 @@ class Static:
 
     def __init__(self, members: Sequence[pool.Endpoint], clock: source.Clock) -> None:
         """`members`: checked by the configuration."""
-        self._contact = source.Contact("static", clock)
-        self._members = source.bounded(members, self._contact)
+        self._contact = source.Contact("static", "", clock)
+        self._members, self._cut = source.bounded(members)
 
     async def run(self, publish: source.Publish) -> None:
         """Publish the members, then wait to be cancelled."""
         self._contact.resynced()
-        self._contact.heard()
+        self._contact.heard(self._cut)
         publish(self._members)
         await asyncio.Event().wait()
 
