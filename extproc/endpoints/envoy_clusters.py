@@ -199,7 +199,7 @@ def hosts(data: bytes, cluster: str) -> list[Host]:
     """
     try:
         answer = msgspec.json.decode(data, type=_Clusters)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FaultError(Problem.MALFORMED, str(error)) from error
     statuses = next((one.host_statuses for one in answer.cluster_statuses if one.name == cluster), None)
     if statuses is None:

@@ -119,7 +119,7 @@ class Mirror(Generic[_R]):
                 self._contact.failed(fault.problem, str(fault))
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 self._contact.failed(Problem.UNREACHABLE, type(error).__name__)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self._contact.failed(Problem.MALFORMED, str(error))
             if self._clock() - started_s > self._access.retry_max_s:
                 self._backoff.reset()  # that had gone well for long

@@ -249,6 +249,11 @@ async def on_garbage(server: ApiServer) -> None:
     server.delete(SLICES, "s2")
 
 
+async def on_deep_nesting(server: ApiServer) -> None:
+    await server.watches[0].raw(b'{"type":"ADDED","object":' + b"[" * 100_000 + b"\n")
+    server.delete(SLICES, "s2")
+
+
 async def on_unknown_event(server: ApiServer) -> None:
     item = slice_of("s9", {"z": "10.0.0.9"})
     await server.watches[0].send({"type": "RENAMED", "object": item})
