@@ -100,6 +100,11 @@ class Dns:
         """Publish what DNS answers now and whenever it changes, until cancelled."""
         while True:
             wait_s = await self._refresh(publish)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # Before Python 3.12 asyncio.wait_for, on which dnspython waits, can lose a cancellation that
+                # comes together with the answer (python/cpython#86296): the task would never end.
+                raise asyncio.CancelledError
             await asyncio.sleep(wait_s)
 
     async def _refresh(self, publish: source.Publish) -> float:
