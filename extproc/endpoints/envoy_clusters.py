@@ -13,7 +13,8 @@ Called by: the fleet. Source: Envoy v3 admin API, ClusterStatus and HostHealthSt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
@@ -48,7 +49,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host of a cluster: address as Envoy writes it, weight [1..100], whether that Envoy would use it."""
+    """A host of a cluster: address as Envoy writes it, weight [1..100] without what all weights share as a
+    factor, whether that Envoy would use it.
+    """
 
     address: str
     weight: int
@@ -207,7 +210,9 @@ def hosts(data: bytes, cluster: str) -> list[Host]:
     return list(_hosts(statuses))
 
 
-def _hosts(statuses: Iterable[_HostStatus]) -> Iterable[Host]:
+def _hosts(statuses: Sequence[_HostStatus]) -> Iterable[Host]:
+    # Control planes like to give every host the same large weight; a ring point each would be waste.
+    shared = math.gcd(*(status.weight for status in statuses)) or 1
     for status in statuses:
         at = status.address.socket_address
         if at is None:
@@ -216,7 +221,8 @@ def _hosts(statuses: Iterable[_HostStatus]) -> Iterable[Host]:
             address = source.address(at.address, at.port_value)
         except ValueError:
             continue
-        yield Host(address, max(1, min(_WEIGHT_MAX, status.weight)), _well(status.health_status))
+        weight = max(1, min(_WEIGHT_MAX, status.weight // shared))
+        yield Host(address, weight, _well(status.health_status))
 
 
 def _well(health: _HealthStatus) -> bool:
