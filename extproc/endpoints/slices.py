@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -76,8 +77,7 @@ class EndpointSlice(kubernetes.Resource, frozen=True, rename="camel"):
     ports: list[_Port] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
+class _Copy(NamedTuple):
     """A member as one slice has it."""
 
     name: str
@@ -192,8 +192,13 @@ def _number(one: EndpointSlice, settings: Settings) -> int:
 
 
 def _best(name: str, copies: dict[str, list[_Copy]]) -> pool.Endpoint:
-    def judged(copies: list[_Copy]) -> bool:
-        return not any(copy.terminating for copy in copies) and any(copy.ready for copy in copies)
-
-    ready, _, address = max((judged(same), same[0].preferred, address) for address, same in copies.items())
+    judged = (
+        (
+            any(copy.ready for copy in same) and not any(copy.terminating for copy in same),
+            same[0].preferred,
+            address,
+        )
+        for address, same in copies.items()
+    )
+    ready, _, address = max(judged)
     return pool.Endpoint(pool.EndpointId(name), address, ready=ready)

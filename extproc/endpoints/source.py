@@ -11,6 +11,7 @@ Called by: every source of this package (uses), the fleet (runs), metrics and ad
 from __future__ import annotations
 
 import enum
+import functools
 import ipaddress
 import logging
 import socket
@@ -206,6 +207,7 @@ def combined(parts: Sequence[State], whole: State) -> State:
     )
 
 
+@functools.lru_cache(maxsize=4 * MEMBERS_MAX)  # the same few thousand, again at every change
 def address(ip: str, port: int) -> str:
     """The address as Envoy writes it, "ip:port", IPv6 in brackets: override_host compares text.
 
