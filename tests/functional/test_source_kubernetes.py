@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import random
+import re
 import shutil
 import ssl
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from extproc.endpoints import api_server, inference_pool, slices
 from extproc.endpoints.source import MEMBERS_MAX, Problem
@@ -721,6 +723,30 @@ async def test_a_missing_crd_is_told_and_waited_for():
 
 
 # ---- access ----
+
+
+async def test_the_documented_roles_allow_exactly_what_is_asked():
+    page = (Path(__file__).parents[2] / "docs/endpoints.md").read_text()
+    documents = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    roles = {item["metadata"]["name"]: item["rules"] for item in documents if item.get("kind") == "Role"}
+    async with serving() as (server, url):
+        server.put(POOLS, pool_of({"app": "vllm"}, 8000))
+        for role, source in (("kvring-service", watching(url)), ("kvring-inference-pool", selecting(url))):
+            server.lists.clear()
+            async with running(source) as members:
+                await members.until(lambda _: True)
+            asked = set()
+            for seen in server.lists:
+                group = re.match(r"/apis?/(?:([^/]+)/)?v1/namespaces/llm/(\w+)$", seen.path)
+                assert group, seen.path
+                named = seen.query.get("fieldSelector", "").removeprefix("metadata.name=")
+                asked.add((group[1] or "", group[2], named))
+            allowed = {
+                (rule["apiGroups"][0], rule["resources"][0], "".join(rule.get("resourceNames", [])))
+                for rule in roles[role]
+            }
+            assert asked == allowed
+            assert {verb for rule in roles[role] for verb in rule["verbs"]} == {"list", "watch"}
 
 
 def test_in_a_cluster_everything_is_known_from_environment_and_mount(tmp_path: Path) -> None:
