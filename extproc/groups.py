@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from extproc import router
 
-__all__ = ["CLUSTER", "ROUTE", "Group", "Groups", "Match"]
+__all__ = ["CLUSTER", "ROUTE", "Group", "Groups", "Match", "alone"]
 
 CLUSTER = "xds.cluster_name"
 ROUTE = "xds.route_name"
@@ -84,6 +84,11 @@ class Groups:
             return bound.find(model, bound.groups[0])
         told = ROUTE in attributes or CLUSTER in attributes
         return (self._unbound if told else self._all).find(model, None)
+
+
+def alone(chooser: router.Router) -> Groups:
+    """The groups of a process with one pool."""
+    return Groups([Group(chooser)])
 
 
 class _Pools:

@@ -61,6 +61,26 @@ class Record:
             found = self._sent[endpoint] = Sent()
         return found
 
+    def count(
+        self,
+        endpoint: pool.EndpointId,
+        uncached_tokens: int,
+        prompt_tokens: float,
+        gpu_tokens: float,
+        cached_tokens: float,
+        prompt_bytes: float,
+    ) -> None:
+        """Add a request; a prompt of 0 bytes is one that could not be read."""
+        sent = self.to(endpoint)
+        sent.requests += 1
+        sent.uncached_tokens += uncached_tokens
+        if prompt_bytes:
+            sent.keyed += 1
+            sent.prompt_bytes += prompt_bytes
+            sent.prompt_tokens += prompt_tokens
+            sent.gpu_tokens += min(gpu_tokens, prompt_tokens)
+            sent.cached_tokens += min(cached_tokens, prompt_tokens)
+
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`."""
         for endpoint in self._sent.keys() - set(members):

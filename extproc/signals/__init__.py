@@ -5,9 +5,10 @@ Pure: text in, values out. Never: an exception, whatever the text is.
 Called by: router and vitals (read), scrape (makes).
 """
 
+from extproc.signals.board import Board
 from extproc.signals.engines import NAMES, Engine
 from extproc.signals.models import read_models
 from extproc.signals.reading import Reader, Reading, quantile
 from extproc.signals.signal import Signal, SignalAge
 
-__all__ = ["NAMES", "Engine", "Reader", "Reading", "Signal", "SignalAge", "quantile", "read_models"]
+__all__ = ["NAMES", "Board", "Engine", "Reader", "Reading", "Signal", "SignalAge", "quantile", "read_models"]

@@ -49,6 +49,11 @@ class Refusals:
         """Whether it is failing, by an answer that was seen on its way to the client."""
         return self._count(1.0, 0.0 if good else 1.0, now)
 
+    @property
+    def well(self) -> bool:
+        """Whether it was seen to answer lately, and mostly well."""
+        return self._answers >= FAULTS_LEAST and self._faults < FAULTS_SHARE * self._answers
+
     def forgive(self) -> None:
         """Start afresh: it was kept out for a while."""
         self._answers = self._faults = 0.0
