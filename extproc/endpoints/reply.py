@@ -43,7 +43,7 @@ async def lines(answer: aiohttp.ClientResponse, bytes_max: int) -> AsyncIterator
         first, *others = chunk.split(b"\n")
         parts.append(first)
         held += len(first)
-        if others:
+        if others and held <= bytes_max:
             whole = [b"".join(parts), *others[:-1]]
             parts, held = [others[-1]], len(others[-1])
             yield (line for line in whole if line.strip())

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +124,25 @@ async def test_a_file_being_written_is_not_read_before_it_is_done(tmp_path):
                 await asyncio.sleep(0.002)
         await members.until(lambda now: len(now.addresses) == 100)
         assert [len(step) for step in members.history] == [1, 100]
+
+
+async def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(text_of("a"))
+    opened = []
+
+    def fstat(handle: int) -> os.stat_result:
+        found = os.stat(handle)
+        if not opened:  # the first look at the open file; the bytes are read after it
+            path.write_text(text_of("b", "c"))
+        opened.append(handle)
+        return found
+
+    monkeypatch.setattr(file, "os", SimpleNamespace(**{**vars(os), "fstat": fstat}))
+    async with running(reading(path)) as members:
+        await members.until(names("b", "c"))
+        assert len(members.history) == 1
+        assert len(opened) >= 3
 
 
 async def test_a_file_that_never_stands_still_is_told(tmp_path):

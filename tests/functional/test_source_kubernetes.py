@@ -276,6 +276,7 @@ async def on_errors_when_listing(server: ApiServer) -> None:
 async def on_errors_when_watching(server: ApiServer) -> None:
     server.on_watch.extend([Fault(500), Fault(504), Fault(reset=True), Fault(404), Fault(302)])
     server.watches[0].reset()
+    await eventually(lambda: not server.on_watch)
     server.delete(SLICES, "s2")
 
 
@@ -299,6 +300,26 @@ async def on_watch_that_ends_at_once_again_and_again(server: ApiServer) -> None:
     server.delete(SLICES, "s2")
 
 
+TOLD = {
+    "on_reset": Problem.UNREACHABLE,
+    "on_delete_while_away_and_410": Problem.UNREACHABLE,
+    "on_clean_close_and_410": Problem.EXPIRED,
+    "on_410_as_event_in_an_open_watch": Problem.EXPIRED,
+    "on_another_error_event": Problem.SERVER_ERROR,
+    "on_server_down": Problem.UNREACHABLE,
+    "on_half_open": Problem.UNREACHABLE,
+    "on_end_within_an_event": Problem.MALFORMED,
+    "on_garbage": Problem.MALFORMED,
+    "on_deep_nesting": Problem.MALFORMED,
+    "on_unknown_event": Problem.MALFORMED,
+    "on_endless_line": Problem.TOO_LARGE,
+    "on_errors_when_listing": Problem.SERVER_ERROR,
+    "on_errors_when_watching": Problem.NOT_FOUND,
+    "on_slow_lists": Problem.UNREACHABLE,
+    "on_forbidden": Problem.FORBIDDEN,
+}
+
+
 @pytest.mark.parametrize("gone_as_event", [False, True], ids=["410", "event410"])
 @pytest.mark.parametrize(
     "fault",
@@ -320,6 +341,8 @@ async def test_after_a_fault_the_members_are_exactly_those_that_exist(fault, gon
             server.put(SLICES, slice_of("s3", {"c": "10.0.0.3"}))
             await members.until(are("a", "c"))
             await eventually(lambda: source.state.problem is None)
+            told = TOLD.get(fault.__name__)
+            assert (told in source.state.faults) if told else not source.state.faults
             # Nothing was lost or made up on the way either.
             allowed = [{"a:8000", "b:8000"}, {"a:8000"}, {"a:8000", "c:8000"}]
             assert [set(map(str, (m.id for m in step))) for step in members.history] == allowed
@@ -343,6 +366,19 @@ async def test_while_the_server_is_down_the_members_stand_and_their_age_shows():
             await eventually(lambda: source.state.problem is None)
             assert source.contact_age_s(time.monotonic()) < 5
             assert source.state.resyncs >= 2
+
+
+async def test_a_server_that_closes_every_watch_at_once_is_not_asked_without_pause():
+    async with serving() as (server, url):
+        server.put(SLICES, slice_of("s1", {"a": "10.0.0.1"}))
+        server.on_watch.extend([Fault(200, body=b"")] * 1000)
+        source = watching(url, retry_min_s=0.05, retry_max_s=0.2)
+        async with running(source) as members:
+            await members.until(are("a"))
+            await asyncio.sleep(0.5)
+            assert 2 <= len(server.watched) <= 12
+            assert len(server.lists) == 1
+            assert source.state.problem is None
 
 
 async def test_a_bookmark_moves_the_version_so_that_a_compaction_costs_no_list():
