@@ -61,6 +61,9 @@ async def watch(
 
     try:
         async for now in beat.beats(interval_s, chance):
+            if now >= models_due_s:  # first of all: a newcomer is not chosen before
+                models_due_s = now + settings.models_interval_s
+                heard.models(await _models(connection, settings))
             heard.asking()
             try:
                 answer = await connection.get(settings.path, settings.timeout_s)
@@ -74,9 +77,6 @@ async def watch(
                 silences = 0
                 heard.reading(reader.read(answer.body))
             wait_s = settings.interval_s * 2**silences
-            if now >= models_due_s:
-                models_due_s = now + settings.models_interval_s
-                heard.models(await _models(connection, settings))
     finally:
         connection.close()
 

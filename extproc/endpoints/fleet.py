@@ -101,9 +101,9 @@ class Fleet:
         for endpoint in made.endpoints:
             if was.get(endpoint.id, False) != endpoint.ready:
                 against = self.standings.against(endpoint.id, now)
-                soft = against == (standing.Against.FULL,)  # comes and goes under overload
+                calm = endpoint.ready or against == (standing.Against.FULL,)  # comes and goes under overload
                 _log.log(
-                    logging.INFO if soft else logging.WARNING,
+                    logging.INFO if calm else logging.WARNING,
                     "endpoint is ready" if endpoint.ready else "endpoint is not ready",
                     extra={
                         "pool": made.name,
