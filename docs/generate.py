@@ -29,6 +29,7 @@ def metric_table() -> str:
     """The table of metrics, as a scrape of an idle kvring shows them."""
     one = pool.Endpoint(pool.EndpointId("vllm-0"), "127.0.0.1:1")
     counted = metrics.Metrics(router.Router(pool.make("default", [one]), router.Settings()), lambda: 0.0, 0.0)
+    counted.add_pool("default")
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(counted.registry.collect(), key=lambda found: found.name):
         name = family.name + ("_total" if family.type == "counter" else "")
@@ -38,9 +39,9 @@ def metric_table() -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace(
-        "^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", "letters, digits, `._:/-`"
-    )
+    text = text.replace("^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", "letters, digits, `._:/-`")
+    text = text.replace("^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", "lower-case letters, digits, `.-`")
+    return text.replace("|", "\\|")
 
 
 def _replaced(page: Path, table: str) -> str:

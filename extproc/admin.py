@@ -11,8 +11,11 @@ from typing import Any
 from aiohttp import web
 
 from extproc import __version__, metrics, router
+from extproc import views as _views
 
 __all__ = ["Admin"]
+
+_MODELS_SHOWN = 64
 
 
 class Admin:
@@ -20,13 +23,13 @@ class Admin:
 
     def __init__(
         self,
-        chooser: router.Router,
+        looked_at: _views.Views | router.Router,
         counted: metrics.Metrics,
         clock: Callable[[], float],
         is_ready: Callable[[], bool],
     ) -> None:
-        """`is_ready` tells what /readyz answers."""
-        self._router = chooser
+        """`looked_at`: the pools at a time; `is_ready`: what /readyz answers."""
+        self._views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self._metrics = counted
         self._clock = clock
         self._is_ready = is_ready
@@ -66,27 +69,78 @@ class Admin:
         return web.json_response(self.state())
 
     def state(self) -> dict[str, Any]:
-        """Pool, load and residency as they stand."""
-        chooser, now = self._router, self._clock()
-        endpoints = []
-        for endpoint in chooser.pool.endpoints:
-            load = chooser.ledger.load(endpoint.id, now)
-            endpoints.append(
-                {
-                    "name": endpoint.id,
-                    "address": endpoint.address,
-                    "weight": endpoint.weight,
-                    "ready": endpoint.ready,
-                    "inflight": load.inflight,
-                    "pending_tokens": load.pending,
-                    "residency_blocks": chooser.residency.blocks(endpoint.id),
-                }
-            )
-        pool = {
-            "name": chooser.pool.name,
-            "generation": chooser.pool.generation,
-            "policy": chooser.settings.policy,
-            "open_leases": chooser.ledger.open_leases,
-            "endpoints": endpoints,
+        """Pools, load, residency and signals as they stand."""
+        now = self._clock()
+        pools = [_pool(view, now) for view in self._views(now)]
+        return {"version": __version__, "ready": self._is_ready(), "pools": pools}
+
+
+def _pool(view: _views.PoolView, now: float) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "generation": view.generation,
+        "policy": view.settings.policy,
+        "panic": view.panics,
+        "open_leases": view.open_leases,
+        "source": {
+            "kind": view.source.kind,
+            "age_s": _rounded(view.source.age_s),
+            "problem": view.source.problem,
+            "detail": view.source.detail,
+            "resyncs": view.source.resyncs,
+        },
+        "prefill_tokens_per_s": _rounded(view.settings.prefill_tokens_per_s),
+        "bytes_per_token": _rounded(view.settings.bytes_per_token),
+        "learned": {
+            "prefill_tokens_per_s": _rounded(view.prefill_learned),
+            "bytes_per_token": _rounded(view.bytes_learned),
+        },
+        "endpoints": [_endpoint(one, now) for one in view.endpoints],
+    }
+
+
+def _endpoint(view: _views.EndpointView, now: float) -> dict[str, Any]:
+    endpoint, known, reading = view.endpoint, view.known, view.known.reading
+    models = None if endpoint.models is None else sorted(endpoint.models)[:_MODELS_SHOWN]
+    state: dict[str, Any] = {
+        "name": endpoint.id,
+        "address": endpoint.address,
+        "weight": endpoint.weight,
+        "ready": endpoint.ready,
+        "against": [reason.value for reason in known.against],
+        "share": _rounded(view.share),
+        "models": models,
+        "inflight": view.inflight,
+        "pending_tokens": view.pending_tokens,
+        "residency_blocks": view.residency_blocks,
+        "residency_scale": _rounded(known.scale),
+        "sent": {
+            "requests": view.sent.requests,
+            "prompt_tokens": round(view.sent.prompt_tokens),
+            "predicted_cached_tokens": round(view.sent.gpu_tokens),
+        },
+        "predicted_hit": _rounded(known.predicted),
+        "engine_hit": _rounded(known.true),
+        "signals": None,
+        "signals_problem": known.scrape_problem or None,
+    }
+    if reading is not None and known.read_s is not None:
+        signal = view.signal
+        state["signals"] = {
+            "age_s": _rounded(now - known.read_s),
+            "engine": reading.engine.value,
+            "running": reading.running,
+            "waiting": reading.waiting,
+            "foreign": None if signal is None else signal.foreign,
+            "kv_usage": _rounded(reading.kv_usage),
+            "kv_tokens": reading.kv_tokens,
+            "looked_up_tokens": reading.queries,
+            "cached_tokens": reading.hits,
+            "ttft_p50_s": _rounded(known.ttft_s(0.5)),
+            "ttft_p99_s": _rounded(known.ttft_s(0.99)),
         }
-        return {"version": __version__, "ready": self._is_ready(), "pools": [pool]}
+    return state
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,6 +1,6 @@
 """App: builds everything, in one place; start order and drain order; the only clock and chance.
 
-Start: admin and health (alive, not ready), one probe of every endpoint, the ext_proc server, then ready.
+Start: admin and health (alive, not ready), every pool's members asked once, the ext_proc server, then ready.
 Drain, on SIGTERM or SIGINT: health says NOT_SERVING while new streams are still served (`drain_notice_s`, so
 that a gateway can notice), then no new streams and the open ones end (`drain_timeout_s`), then the rest
 stops. A further signal ends the wait it falls into. Never: a service that outlives `run`.
@@ -17,10 +17,22 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from extproc import __version__, admin, config, log, metrics, router, server
-from extproc.endpoints import health
+from extproc import (
+    __version__,
+    admin,
+    choice,
+    config,
+    groups,
+    log,
+    metrics,
+    router,
+    server,
+    views,
+)
+from extproc.endpoints import fleet, making
 
 __all__ = ["run"]
 
@@ -31,26 +43,42 @@ async def run(settings: config.Config) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Prints one line to stdout when ready: `ready {"grpc": ..., "health": ..., "admin": ...}`.
-    Raises: server.BindError, OSError if an address can't be listened on.
+    Raises: server.BindError, OSError if an address can't be listened on; config.ConfigError if a source
+    can't be asked from here.
     """
     log.setup(settings.log_level)
     clock, chance = time.monotonic, random.SystemRandom().random
-    group = settings.pools[0]
-    chooser = router.Router(config.static_pool(group), config.router_settings(group))
-    counted = metrics.Metrics(chooser, clock, time.time())
+    fleets: dict[str, fleet.Fleet] = {}
+
+    def look(now: float) -> list[views.PoolView]:
+        return [one.view(now) for one in fleets.values()]
+
+    counted = metrics.Metrics(look, clock, time.time())
+    for group in settings.pools:
+        counted.add_pool(group.name)
+        chooser = router.Router(config.static_pool(group), config.router_settings(group))
+        members = making.make(group, settings.kubernetes_api, clock, chance)
+        fleets[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
+    pools = groups.Groups(
+        [groups.Group(one.router, config.match_of(one.settings)) for one in fleets.values()]
+    )
+
+    def answered(chosen: choice.Choice, well: bool) -> None:  # noqa: FBT001
+        fleets[chosen.pool].answered(chosen.endpoint.id, good=well)
+
     health_server = server.HealthServer(settings.health_listen)
-    admin_server = admin.Admin(chooser, counted, clock, lambda: health_server.ready)
+    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
         ),
-        chooser,
+        pools,
         settings.exchange_settings(),
         counted,
         clock,
         chance,
+        answered,
     )
-    prober = health.Prober(group.health, chooser.pool, chooser.publish, counted, chance)
     signals = _signals()
 
     async with contextlib.AsyncExitStack() as stack:
@@ -58,11 +86,11 @@ async def run(settings: config.Config) -> None:
         stack.push_async_callback(admin_server.stop)
         await health_server.start()
         stack.push_async_callback(health_server.stop)
-        probing = asyncio.create_task(prober.run())
-        stack.callback(probing.cancel)
-        probed = asyncio.create_task(prober.probed_all.wait())  # bounded by the probe's timeout
-        stack.callback(probed.cancel)
-        if await _signalled(signals, probing, probed):
+        watching = asyncio.create_task(_watch(fleets.values()))
+        stack.push_async_callback(_end, watching)
+        settled = asyncio.create_task(_settled(fleets.values()))
+        stack.callback(settled.cancel)
+        if await _signalled(signals, watching, settled):
             return
         await ext_proc.start()
         stack.push_async_callback(ext_proc.stop, 0)
@@ -72,10 +100,11 @@ async def run(settings: config.Config) -> None:
             "health": health_server.address,
             "admin": admin_server.address,
         }
-        _log.info("ready", extra={"version": __version__, "endpoints": len(group.endpoints), **addresses})
+        members_known = {name: len(one.router.pool.endpoints) for name, one in fleets.items()}
+        _log.info("ready", extra={"version": __version__, "endpoints": members_known, **addresses})
         sys.stdout.write(f"ready {json.dumps(addresses)}\n")
         sys.stdout.flush()
-        await _signalled(signals, probing)
+        await _signalled(signals, watching)
         _log.info("draining", extra={"streams_open": ext_proc.streams_open})
         await health_server.set_ready(ready=False)
         await _wait(signals, settings.drain_notice_s)
@@ -84,6 +113,25 @@ async def run(settings: config.Config) -> None:
             await ext_proc.stop(0)
         await stopping
         _log.info("stopped")
+
+
+async def _watch(fleets: Iterable[fleet.Fleet]) -> None:
+    """Follow every pool's members, for ever."""
+    async with asyncio.TaskGroup() as group:
+        for one in fleets:
+            group.create_task(one.run())
+
+
+async def _settled(fleets: Iterable[fleet.Fleet]) -> None:
+    """Return when every pool's first members were asked, or their source is too slow."""
+    for one in fleets:
+        await one.settled.wait()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:
@@ -98,7 +146,7 @@ def _signals() -> asyncio.Queue[signal.Signals]:
 async def _signalled(signals: asyncio.Queue[signal.Signals], *tasks: asyncio.Task[Any]) -> bool:
     """Whether a signal came before one of `tasks` was done.
 
-    Raises: what a task failed with; of the prober, which never ends, that is our own fault.
+    Raises: what a task failed with; of the watching one, which never ends, that is our own fault.
     """
     signalled = asyncio.create_task(signals.get())
     await asyncio.wait({signalled, *tasks}, return_when=asyncio.FIRST_COMPLETED)

@@ -8,10 +8,12 @@ Called by: router (makes); exchange, server, metrics, cli.explain (read).
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from extproc import ledger, pool, prompt
+from extproc import ledger, prompt
 from extproc import policy as _policy
+from extproc import pool as _pool
+from extproc import signals as _signals
 
 __all__ = ["Choice", "Decision", "KeyedBy", "NoEndpoint"]
 
@@ -34,11 +36,12 @@ class Choice:
     `key`: ring key [unsigned 64-bit]; `anchor_block`: where in the chain it was taken, `chain_blocks` for
     the tail. `ring_steps`: endpoints passed over in ring order. `work_seen`: at the chosen one before this
     request [tokens]. `cached_tokens`: of `prompt_tokens`, what the chosen one is thought to hold. `costs`:
-    by candidate, () if the policy computes none.
+    by candidate, () if the policy computes none. `pool`: its name. `signals`: whether what the chosen one's
+    engine says of itself was known.
     """
 
-    endpoint: pool.Endpoint
-    alternates: tuple[pool.Endpoint, ...]
+    endpoint: _pool.Endpoint
+    alternates: tuple[_pool.Endpoint, ...]
     policy: str
     reason: _policy.Reason
     unkeyed: prompt.Unkeyed | None
@@ -50,8 +53,10 @@ class Choice:
     work_seen: int
     prompt_tokens: float
     cached_tokens: float
-    candidates: tuple[pool.EndpointId, ...]
+    candidates: tuple[_pool.EndpointId, ...]
     costs: tuple[float, ...]
+    pool: str = ""
+    signals: _signals.SignalAge = _signals.SignalAge.ABSENT
 
     @property
     def addresses(self) -> str:
@@ -69,7 +74,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class NoEndpoint:
-    """Nobody to choose: the pool is empty, nobody is ready, or the gateway's subset names nobody ready."""
+    """Nobody to choose: the pool is empty, nobody is ready, or the gateway's subset names nobody ready.
+
+    `pool` is its name, "" if the request belongs to none.
+    """
 
     in_pool: int
     ready: int
+    pool: str = field(default="", compare=False)

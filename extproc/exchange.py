@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from extproc import choice, ledger, prompt, router
+from extproc import choice, groups, ledger, prompt, router
 from extproc.protocol import (
     Action,
     BodyMode,
@@ -60,23 +60,32 @@ class Settings:
 
 _AT_HEADERS = {BodyMode.NONE, BodyMode.STREAMED, BodyMode.GRPC}
 _NO_STEER = Steer("")
+_FAULT_STATUS = 500
+_ERROR_EVENTS = (b'data: {"error"', b"event: error")  # how a stream begins that the engine refuses
+_MODEL_TOLD = (prompt.Unkeyed.PATH, prompt.Unkeyed.SHAPE)  # no prompt that we know, but perhaps a model
 
 
 class Exchange:
     """State of one exchange. `receive` every event in order; `close` at the end, however it comes.
 
     `result`: the choice, or that there was nobody to choose; None while neither. `deadline_s`: when `expire`
-    must be called [s, monotonic]; None while nothing is held.
+    must be called [s, monotonic]; None while nothing is held. `answered_well`: whether the engine's answer
+    was no fault of its own; None while that was not seen.
     """
 
     __slots__ = (
-        "_answer_start", "_headers", "_held", "_held_bytes", "_lease", "_looked", "_passive",
-        "_request_ended", "_response_ended", "_router", "_settings", "deadline_s", "result",
+        "_answer_begun", "_answer_start", "_groups", "_headers", "_held", "_held_bytes", "_lease", "_looked",
+        "_model", "_passive", "_request_ended", "_response_ended", "_router", "_settings", "answered_well",
+        "deadline_s", "result",
     )  # fmt: skip
 
-    def __init__(self, chooser: router.Router, settings: Settings) -> None:
-        """`chooser`: the router of the pool."""
-        self._router = chooser
+    def __init__(self, pools: groups.Groups | router.Router, settings: Settings) -> None:
+        """`pools`: all of them, or the router of the only one."""
+        self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
+        self._router: router.Router | None = None  # of the pool that the request belongs to, once chosen
+        self._model: str | None = None
+        self._answer_begun = False
+        self.answered_well: bool | None = None
         self._settings = settings
         self._headers = RequestHeaders({}, end_of_stream=False)
         self._held: list[RequestBody] = []
@@ -113,6 +122,8 @@ class Exchange:
             case RequestTrailers():
                 return self._request_trailers(now, chance)
             case ResponseHeaders():
+                if event.status:
+                    self.answered_well = event.status < _FAULT_STATUS
                 return [Reply(Phase.RESPONSE_HEADERS)]
             case ResponseBody():
                 return self._response_body(event, now)
@@ -208,8 +219,12 @@ class Exchange:
         ]
 
     def _response_body(self, event: ResponseBody, now: float) -> list[Action]:
-        if self._lease is not None and event.data:
-            self._lease.prefilled()
+        if not self._answer_begun and event.data:
+            self._answer_begun = True
+            if event.data.startswith(_ERROR_EVENTS):
+                self.answered_well = False  # a stream's status has left before the engine refused
+            if self._lease is not None:
+                self._lease.prefilled()
         if self._answer_start is not None:
             self._learn_answer(event.data, now)
         if self._headers.response_body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
@@ -223,14 +238,19 @@ class Exchange:
         """Remember where a stored answer was given, once its id has come."""
         start = (self._answer_start or b"") + data[: prompt.ANSWER_BYTES_MAX]
         answer = prompt.answer_id(start)
-        if answer is not None and isinstance(self.result, choice.Choice):
+        if answer is not None and self._router is not None and isinstance(self.result, choice.Choice):
             self._router.answers.remember(answer, self.result.endpoint.id, now)
         self._answer_start = None if answer or len(start) >= prompt.ANSWER_BYTES_MAX else start
 
     def _read(self, body: bytes, *, whole: bool) -> prompt.Prompt | prompt.Unkeyed:
         if self._passive:
             return prompt.Unkeyed.BODY
-        return read_prompt(self._headers.headers, body, self._settings.prompt, whole=whole)
+        read = read_prompt(self._headers.headers, body, self._settings.prompt, whole=whole)
+        if isinstance(read, prompt.Prompt):
+            self._model = read.model
+        elif read in _MODEL_TOLD:
+            self._model = prompt.model_of(body, self._settings.prompt, whole=whole)
+        return read
 
     def _choose(self, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float) -> Steer:
         if self._passive:
@@ -239,7 +259,11 @@ class Exchange:
             return Steer(self.result.addresses)
         name = self._settings.key_header
         key = self._headers.headers.get(name) or None if name else None
-        answer = self._router.choose(read, now, chance, self._headers.subset, key)
+        self._router = self._groups.find(self._model, self._headers.attributes)
+        if self._router is None:
+            self.result = choice.NoEndpoint(0, 0)
+            return _NO_STEER
+        answer = self._router.choose(read, now, chance, self._headers.subset, key, self._model)
         if isinstance(answer, choice.NoEndpoint):
             self.result = answer
             return _NO_STEER

@@ -1,39 +1,44 @@
 """Metrics: what kvring counts, in its own Prometheus registry.
 
 Names are `kvring_<noun>_<unit|total>` in base units; labels come from closed sets (`reason`, `endpoint`,
-`policy`), never from a request. Gauges of the fleet are read from the router at scrape time, so nothing has
-to be kept in step. docs/metrics.md is made from this registry.
+`pool`), never from a request. What is known of the fleet is read when somebody looks (`gauges`), so nothing
+has to be kept in step. docs/metrics.md is made from this registry.
 
-Called by: server (records), admin (exposes), app (makes).
+Called by: server, endpoints (record), admin (exposes), app (makes).
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from extproc import __version__, choice, pool, prompt, router
+from extproc import __version__, choice, gauges, prompt, router, signals
 from extproc import policy as _policy
+from extproc import views as _views
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "EVENTS", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+EVENTS = ("restarted", "cache_lost", "ejected")
+_SCRAPES = ("good", "refused", "timeout", "malformed", "unreachable", "no descriptors", "status")
 _DECISION_BUCKETS_S = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
 
 
 class Metrics:
     """All counters, with their children made beforehand."""
 
-    def __init__(self, chooser: router.Router, clock: Callable[[], float], started_s: float) -> None:
-        """Make the registry; `chooser` is read, at `clock()`, when it is scraped.
+    def __init__(
+        self, looked_at: _views.Views | router.Router, clock: Callable[[], float], started_s: float
+    ) -> None:
+        """Make the registry.
 
-        Args: clock: monotonic [s]; started_s: when the process started [s, Unix time].
+        Args: looked_at: the pools, read at `clock()` when somebody scrapes; clock: monotonic [s]; started_s:
+            when the process started [s, Unix time].
         """
+        views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self.registry = CollectorRegistry()
         info = Gauge(
             "kvring_build_info", "Always 1; what is running.", ["version", "python"], registry=self.registry
@@ -71,6 +76,7 @@ class Metrics:
             registry=self.registry,
         )
         self.no_endpoint = no_opinion.labels("no_endpoint")
+        self.no_pool = no_opinion.labels("no_pool")
         self.fault = no_opinion.labels("fault")
         self.malformed = no_opinion.labels("malformed_message")
         self.streams_limit = no_opinion.labels("streams_limit")
@@ -92,18 +98,53 @@ class Metrics:
         self.streams_open = Gauge(
             "kvring_streams_open", "ext_proc streams open, one a request in flight.", registry=self.registry
         )
+        known = Counter(
+            "kvring_choice_signals_total",
+            "Endpoints chosen, by whether what their engine says of itself was known.",
+            ["signals"],
+            registry=self.registry,
+        )
+        self._signals = {age: known.labels(age.value) for age in signals.SignalAge}
         probes = Counter(
             "kvring_health_probes_total", "Health probes of endpoints.", ["result"], registry=self.registry
         )
-        self.probe_good = probes.labels("good")
-        self.probe_bad = probes.labels("bad")
-        self.registry.register(_Fleet(chooser, clock))
+        self._probes = {True: probes.labels("good"), False: probes.labels("bad")}
+        scrapes = Counter(
+            "kvring_scrapes_total", "Readings of engines' metrics.", ["result"], registry=self.registry
+        )
+        self._scrapes = {result: scrapes.labels(result) for result in _SCRAPES}
+        self._events = Counter(
+            "kvring_endpoint_events_total",
+            "What happened to endpoints: restarted, cache_lost, ejected.",
+            ["pool", "event"],
+            registry=self.registry,
+        )
+        self.registry.register(gauges.Gauges(views, clock))
+
+    def add_pool(self, name: str) -> None:
+        """Let the series of a pool begin at 0."""
+        for event in EVENTS:
+            self._events.labels(name, event)
+
+    def probed(self, *, good: bool) -> None:
+        """Count a health probe."""
+        self._probes[good].inc()
+
+    def scraped(self, problem: str) -> None:
+        """Count a reading of an engine's metrics, or why there was none."""
+        found = problem or "good"
+        self._scrapes[found if found in self._scrapes else "status"].inc()
+
+    def happened(self, pool: str, event: str) -> None:
+        """Count one of EVENTS."""
+        self._events.labels(pool, event).inc()
 
     def record(self, result: choice.Choice | choice.NoEndpoint) -> None:
         """Count what came of one request."""
         if isinstance(result, choice.NoEndpoint):
-            self.no_endpoint.inc()
+            (self.no_endpoint if result.pool else self.no_pool).inc()
             return
+        self._signals[result.signals].inc()
         self._choices[result.reason].inc()
         self._keyed[result.keyed_by].inc()
         if result.unkeyed is not None:
@@ -114,51 +155,3 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self.registry)
-
-
-class _Fleet(Collector):
-    """The pool as it stands when somebody looks."""
-
-    def __init__(self, chooser: router.Router, clock: Callable[[], float]) -> None:
-        self._router = chooser
-        self._clock = clock
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        now = self._clock()
-        chooser = self._router
-        endpoints = chooser.pool.endpoints
-        loads = {endpoint.id: chooser.ledger.load(endpoint.id, now) for endpoint in endpoints}
-
-        def per_endpoint(
-            name: str, text: str, values: Iterator[tuple[pool.EndpointId, float]]
-        ) -> GaugeMetricFamily:
-            family = GaugeMetricFamily(name, text, labels=["pool", "endpoint"])
-            for endpoint, value in values:
-                family.add_metric([chooser.pool.name, endpoint], value)
-            return family
-
-        yield per_endpoint(
-            "kvring_endpoint_ready",
-            "1 if the endpoint may be chosen.",
-            ((endpoint.id, float(endpoint.ready)) for endpoint in endpoints),
-        )
-        yield per_endpoint(
-            "kvring_inflight_requests",
-            "Open requests, by this process's count.",
-            ((name, load.inflight) for name, load in loads.items()),
-        )
-        yield per_endpoint(
-            "kvring_pending_tokens",
-            "Prompt tokens sent and not yet prefilled, estimated.",
-            ((name, load.pending) for name, load in loads.items()),
-        )
-        yield per_endpoint(
-            "kvring_residency_blocks",
-            "Blocks the endpoint is thought to hold.",
-            ((endpoint.id, chooser.residency.blocks(endpoint.id)) for endpoint in endpoints),
-        )
-        generation = GaugeMetricFamily(
-            "kvring_pool_generation", "Number of the pool snapshot in use.", labels=["pool"]
-        )
-        generation.add_metric([chooser.pool.name], chooser.pool.generation)
-        yield generation

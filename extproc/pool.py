@@ -25,13 +25,15 @@ class Endpoint:
     """One model server address.
 
     `address`: "ip:port", IPv6 in brackets, as Envoy must be told. `weight`: share of the ring relative to
-    other endpoints [1..100]. `ready`: whether it may be chosen.
+    other endpoints [1..100]. `ready`: whether it may be chosen. `models`: names it serves, adapters among
+    them; None if it does not tell, and is then taken to serve all that the pool is asked for.
     """
 
     id: EndpointId
     address: str
     weight: int = 1
     ready: bool = True
+    models: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,41 @@ class Pool:
     endpoints: tuple[Endpoint, ...]
     generation: int = 1
     ready: tuple[Endpoint, ...] = field(init=False)
+    _named: frozenset[str] = field(init=False, compare=False, repr=False)
+    _serving: dict[str, tuple[Endpoint, ...]] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Keep what every choice asks for."""
         object.__setattr__(self, "ready", tuple(e for e in self.endpoints if e.ready))
+        named = frozenset().union(*(e.models for e in self.endpoints if e.models))
+        object.__setattr__(self, "_named", named)
+        object.__setattr__(self, "_serving", {})
+
+    @property
+    def models(self) -> frozenset[str]:
+        """All models that some member says it serves."""
+        return self._named
 
     @property
     def membership(self) -> tuple[tuple[EndpointId, int], ...]:
         """What the ring depends on: names and weights."""
         return tuple((e.id, e.weight) for e in self.endpoints)
+
+    def serving(self, model: str) -> tuple[Endpoint, ...]:
+        """Who may be chosen for `model`: those ready that serve it, or do not tell what they serve.
+
+        If nobody says so, ready or not, and nobody is silent: all that are ready; the engine's own refusal
+        is then the right answer.
+        """
+        found = self._serving.get(model)
+        if found is not None:
+            return found
+        known = model in self._named
+        found = tuple(e for e in self.ready if e.models is None or model in e.models)
+        if not known:
+            return found or self.ready  # not kept: clients invent names without end
+        self._serving[model] = found
+        return found
 
 
 def make(name: str, endpoints: Iterable[Endpoint], generation: int = 1) -> Pool:

@@ -44,7 +44,7 @@ class Match:
 class Residency:
     """Estimates for all endpoints of a pool."""
 
-    __slots__ = ("_capacity", "_external", "_gpu", "_host", "_idle_s")
+    __slots__ = ("_capacity", "_external", "_gpu", "_host", "_idle_s", "_sizes")
 
     def __init__(self, capacity: Capacity, idle_s: float) -> None:
         """`idle_s`: a block unused for this long counts as gone [s, > 0]."""
@@ -53,27 +53,29 @@ class Residency:
         self._gpu: dict[pool.EndpointId, _Tree] = {}
         self._host: dict[pool.EndpointId, _Tree] = {}
         self._external = _Tree(capacity.external_blocks, idle_s)
+        self._sizes: dict[pool.EndpointId, tuple[int, int]] = {}
 
     def match(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> Match:
         """How much of the chain `endpoint` holds at `now` [s, monotonic]."""
         gpu = self._gpu.get(endpoint)
         held = gpu.held(blocks.hashes, now) if gpu is not None else 0
         most = held
-        if self._capacity.host_blocks:
-            host = self._host.get(endpoint)
-            most = max(most, host.held(blocks.hashes, now) if host is not None else 0)
+        host = self._host.get(endpoint)
+        if host is not None:
+            most = max(most, host.held(blocks.hashes, now))
         if self._capacity.external_blocks:
             most = max(most, self._external.held(blocks.hashes, now))
         return Match(held, most)
 
     def add(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> None:
         """Note that `endpoint` was sent a prompt of this chain at `now` [s, monotonic]."""
+        gpu_blocks, host_blocks = self._size(endpoint)
         if endpoint not in self._gpu:
-            self._gpu[endpoint] = _Tree(self._capacity.gpu_blocks, self._idle_s)
+            self._gpu[endpoint] = _Tree(gpu_blocks, self._idle_s)
         self._gpu[endpoint].add(blocks.hashes, now)
-        if self._capacity.host_blocks:
+        if host_blocks:
             if endpoint not in self._host:
-                self._host[endpoint] = _Tree(self._capacity.host_blocks, self._idle_s)
+                self._host[endpoint] = _Tree(host_blocks, self._idle_s)
             self._host[endpoint].add(blocks.hashes, now)
         if self._capacity.external_blocks:
             self._external.add(blocks.hashes, now)
@@ -87,6 +89,20 @@ class Residency:
         """Forget endpoints that are not in `members`."""
         for endpoint in self._gpu.keys() - set(members):
             self.forget(endpoint)
+        for endpoint in self._sizes.keys() - set(members):
+            del self._sizes[endpoint]
+
+    def resize(self, endpoint: pool.EndpointId, gpu_blocks: int, host_blocks: int) -> None:
+        """From now on the tiers of `endpoint` hold so many blocks [>= 0], whatever the pool's capacity is."""
+        if self._sizes.get(endpoint) == (gpu_blocks, host_blocks):
+            return
+        self._sizes[endpoint] = gpu_blocks, host_blocks
+        for trees, blocks in ((self._gpu, gpu_blocks), (self._host, host_blocks)):
+            if endpoint in trees:
+                trees[endpoint].resize(blocks)
+
+    def _size(self, endpoint: pool.EndpointId) -> tuple[int, int]:
+        return self._sizes.get(endpoint, (self._capacity.gpu_blocks, self._capacity.host_blocks))
 
     def blocks(self, endpoint: pool.EndpointId) -> int:
         """Blocks the gpu tier of `endpoint` is thought to hold."""
@@ -146,7 +162,15 @@ class _Tree:
             node = nodes[hashes[depth]] = _Node(hashes[depth], node, depth, now)
         if node is not None:
             self._queue_leaf(node)
-        while len(nodes) > self._capacity:
+        self._fit()
+
+    def resize(self, capacity: int) -> None:
+        """Hold at most `capacity` blocks from now on."""
+        self._capacity = capacity
+        self._fit()
+
+    def _fit(self) -> None:
+        while len(self._nodes) > self._capacity:
             self._settle_top()
             self._drop_top()
 

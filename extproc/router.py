@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
@@ -26,8 +26,11 @@ from extproc import ledger as _ledger
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
+from extproc import ramp as _ramp
 from extproc import residency as _residency
 from extproc import ring as _ring
+from extproc import sent as _sent
+from extproc import signals as _signals
 
 __all__ = ["Request", "Router", "Settings"]
 
@@ -36,8 +39,6 @@ _CHAINLESS = {"round_robin", "random"}
 # A share that hovers about a whole number of endpoints must not move the last home to and fro.
 _SHARE_SLACK = 0.1
 _KEYLESS = {*_CHAINLESS, "least_load"}
-
-_USAGE_FRESH_S = 5.0  # a KV usage older than this says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Settings:
     anchor_half_life_s: float = 300.0
     answers_max: int = 65_536
     alternates: int = 0
+    slow_start_s: float = 30.0
+    signals_age_max_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Request:
     `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
     lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
     request's own key, `explicit_by` where it stood. `previous`: the stored answer that it continues.
+    `model`: who may serve it; None if that is not known.
     """
 
     chain: _chain.Chain | None = None
@@ -78,6 +82,7 @@ class Request:
     explicit: str | None = None
     explicit_by: _choice.KeyedBy = _choice.KeyedBy.HEADER
     previous: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,10 @@ class _Key:
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
-    __slots__ = ("_anchors", "_turns", "_usage", "answers", "ledger", "pool", "residency", "ring", "settings")
+    __slots__ = (
+        "_anchors", "_kv_tokens", "_turns", "answers", "ledger", "pool", "ramp", "residency", "ring", "sent",
+        "settings", "signals",
+    )  # fmt: skip
 
     def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
         """Start with empty state over `pool`."""
@@ -109,21 +117,40 @@ class Router:
         self.answers = _answers.Answers(settings.answers_max)
         self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
-        self._usage: dict[_pool.EndpointId, tuple[float, float]] = {}
+        self._kv_tokens: dict[_pool.EndpointId, int] = {}  # of those that are known not to be as configured
+        self.ramp = _ramp.Ramp(settings.slow_start_s)
+        self.sent = _sent.Record()
+        self.signals = _signals.Board(settings.signals_age_max_s)
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
         if pool.membership != self.pool.membership:
             self.ring = _ring.Ring(pool.membership, self.settings.ring_points)
             members = {endpoint.id for endpoint in pool.endpoints}
-            self.ledger.retain(members)
-            self.residency.retain(members)
-            self._usage = {name: usage for name, usage in self._usage.items() if name in members}
+            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.signals):
+                kept.retain(members)
+            self._kv_tokens = {name: size for name, size in self._kv_tokens.items() if name in members}
         self.pool = pool
 
-    def observe(self, endpoint: _pool.EndpointId, kv_usage: float, now: float) -> None:
-        """Note that live requests hold `kv_usage` [0..1] of the KV cache of `endpoint` at `now` [s]."""
-        self._usage[endpoint] = (kv_usage, now)
+    def restart(self, endpoint: _pool.EndpointId, now: float) -> None:
+        """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up."""
+        self.residency.forget(endpoint)
+        self.signals.drop(endpoint)
+        self.ramp.begin(endpoint, now)
+
+    def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
+        """Count on so much KV cache at `endpoint` [tokens]."""
+        own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
+        capacity = _capacity(own)
+        self.residency.resize(endpoint, capacity.gpu_blocks, capacity.host_blocks)
+        self._kv_tokens[endpoint] = max(round(kv_tokens), 1)
+
+    def retune(self, prefill_tokens_per_s: float, bytes_per_token: float) -> None:
+        """Reckon with these from now on. The chains stay as they are."""
+        self.settings = replace(
+            self.settings, prefill_tokens_per_s=prefill_tokens_per_s, bytes_per_token=bytes_per_token
+        )
+        self.ledger.prefill_tokens_per_s = prefill_tokens_per_s
 
     def choose(
         self,
@@ -132,6 +159,7 @@ class Router:
         chance: float,
         subset: Collection[str] | None = None,
         key: str | None = None,
+        model: str | None = None,
     ) -> _choice.Decision | _choice.NoEndpoint:
         """The endpoint for `prompt`, with the lease already taken.
 
@@ -141,24 +169,27 @@ class Router:
             chance: uniform in [0, 1).
             subset: addresses the gateway allows; None allows all.
             key: the request's explicit key from a header; None if it has none.
+            model: that must be served, where `prompt` does not tell it.
         """
-        return self.place(self.read(prompt, key), now, chance, subset)
+        return self.place(self.read(prompt, key, model), now, chance, subset)
 
     def place(
         self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
-        endpoints = self.pool.ready
+        endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
         if subset is not None:
             endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
         if not endpoints:
-            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready))
+            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
         return self._decide(endpoints, request, self._key_of(request, now), now, chance)
 
-    def read(self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None) -> Request:
-        """The request of `prompt`; `key` is its explicit key from a header."""
+    def read(
+        self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
+    ) -> Request:
+        """The request of `prompt`; `key` is its explicit key from a header; `model` as in `choose`."""
         if isinstance(prompt, _prompt.Unkeyed):
-            return Request(unkeyed=prompt, explicit=key)
+            return Request(unkeyed=prompt, explicit=key, model=model)
         unread = prompt.unread_bytes / self.settings.bytes_per_token
         return Request(
             chain=self.chain_of(prompt) if prompt.unkeyed is None else None,
@@ -169,6 +200,7 @@ class Router:
             explicit=key or prompt.cache_key,
             explicit_by=_choice.KeyedBy.HEADER if key else _choice.KeyedBy.CACHE_KEY,
             previous=prompt.previous_response,
+            model=prompt.model,
         )
 
     def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
@@ -225,11 +257,23 @@ class Router:
             cached_tokens=chosen.cached_tokens,
             candidates=tuple(endpoint.id for endpoint in endpoints),
             costs=pick.costs,
+            pool=self.pool.name,
+            signals=self.signals.age(chosen.endpoint.id, now),
         )
         if request.chain is not None and request.prefills:
             self.residency.add(chosen.endpoint.id, request.chain, now)
         # The lease comes last: a fault before it leaves nothing to release.
         uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
+        if request.prefills:
+            read = 0.0 if request.chain is None else request.tokens
+            self.sent.count(
+                chosen.endpoint.id,
+                uncached,
+                read,
+                chosen.gpu_tokens,
+                chosen.cached_tokens,
+                read * self.settings.bytes_per_token,
+            )
         return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
 
     def _policy_for(self, key: _Key) -> str:
@@ -275,19 +319,29 @@ class Router:
         self, endpoint: _pool.Endpoint, request: Request, footprint: _ledger.Footprint, now: float
     ) -> _policy.Candidate:
         load = self.ledger.load(endpoint.id, now)
-        cached = 0.0
+        cached = gpu = 0.0
         if request.chain is not None:
             match = self.residency.match(endpoint.id, request.chain, now)
             colder = match.any_blocks - match.gpu_blocks
             blocks = match.gpu_blocks + colder * (1 - self.settings.host_load_cost)
-            cached = blocks * self.settings.block_bytes / self.settings.bytes_per_token
+            tokens_per_block = self.settings.block_bytes / self.settings.bytes_per_token
+            cached, gpu = blocks * tokens_per_block, match.gpu_blocks * tokens_per_block
             if match.any_blocks and match.any_blocks == len(request.chain):
                 cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
-        kv_usage = self.ledger.kv_after(endpoint.id, footprint) / self.settings.kv_tokens
-        scraped, seen_s = self._usage.get(endpoint.id, (0.0, now))
-        if now - seen_s <= _USAGE_FRESH_S:
-            kv_usage = max(kv_usage, scraped)
-        return _policy.Candidate(endpoint, load.inflight, load.pending, cached, kv_usage)
+        sent_tokens = self.sent.to(endpoint.id).uncached_tokens
+        told, foreign = self.signals.load(endpoint.id, sent_tokens, now)
+        counted = self.ledger.kv_after(endpoint.id, footprint) / self._kv_tokens.get(
+            endpoint.id, self.settings.kv_tokens
+        )
+        return _policy.Candidate(
+            endpoint,
+            load.inflight + foreign,
+            load.pending,
+            cached,
+            kv_usage=max(counted, told or 0.0),
+            share=self.ramp.share(endpoint.id, now),
+            gpu_tokens=gpu,
+        )
 
     def _alternates(
         self, pick: _policy.Pick, candidates: Sequence[_policy.Candidate], ring_order: _policy.RingOrder

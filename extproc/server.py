@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import choice, exchange, metrics, protocol, router, wire
+from extproc import choice, exchange, groups, metrics, protocol, router, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -44,25 +44,32 @@ class Settings:
     pick_header: bool
 
 
+def _ignore(_chosen: choice.Choice, _answered_well: bool) -> None:  # noqa: FBT001
+    """Nobody wants to know."""
+
+
 class Server:
-    """The ext_proc gRPC server of one pool's router."""
+    """The ext_proc gRPC server of all pools."""
 
     def __init__(
         self,
         settings: Settings,
-        chooser: router.Router,
+        pools: groups.Groups | router.Router,
         exchange_settings: exchange.Settings,
         counted: metrics.Metrics,
         clock: Callable[[], float],
         chance: Callable[[], float],
+        answered: Callable[[choice.Choice, bool], None] = _ignore,
     ) -> None:
         """Bind; the address in use is in `address`.
 
-        Args: clock: monotonic [s]; chance: uniform in [0, 1).
+        Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
+            answered: told of every choice whose answer was seen, and whether it was no fault of the engine.
         Raises: BindError.
         """
         self._settings = settings
-        self._router = chooser
+        self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
+        self._answered = answered
         self._exchange_settings = exchange_settings
         self._metrics = counted
         self._clock = clock
@@ -117,7 +124,7 @@ class Server:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a stream is served by a task")
-        opened = exchange.Exchange(self._router, self._exchange_settings)
+        opened = exchange.Exchange(self._groups, self._exchange_settings)
         self._open[task] = opened
         self._metrics.streams_open.inc()
         stream = _Stream(self, context, opened)
@@ -135,7 +142,7 @@ class Server:
 
     def _answer(self, opened: exchange.Exchange, event: protocol.Event | None) -> list[protocol.Action]:
         """The actions for `event`, or for the deadline where it is None, whatever happens."""
-        before = opened.result
+        before, answered = opened.result, opened.answered_well
         now = self._clock()
         try:
             chance = self._chance()
@@ -146,6 +153,9 @@ class Server:
             return opened.give_up(event, now)
         if opened.result is not before:  # a deadline that comes too late chooses nothing
             self._record(opened, self._clock() - now)
+        well, chosen = opened.answered_well, opened.result
+        if well is not None and well is not answered and isinstance(chosen, choice.Choice):
+            self._answered(chosen, well)
         return actions
 
     def _record(self, opened: exchange.Exchange, spent_s: float) -> None:

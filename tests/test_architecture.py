@@ -9,7 +9,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "extproc"
-CORE = ["exchange", "router", "policy", "ledger", "residency", "anchor", "ring", "pool", "chain", "prompt"]
+CORE = [
+    "views", "exchange", "groups", "router", "vitals", "policy", "ledger", "residency", "anchor", "ring", "ramp",
+    "sent", "standing", "signals", "pool", "chain", "prompt",
+]  # fmt: skip
 EFFECTS = {
     "asyncio", "concurrent", "datetime", "google", "grpc", "io", "logging", "multiprocessing", "os",
     "pathlib", "prometheus_client", "random", "secrets", "signal", "socket", "subprocess", "sys", "tempfile",

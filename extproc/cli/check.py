@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from extproc import config
+from extproc import config, groups
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,7 +29,20 @@ def run(args: argparse.Namespace) -> int:
         return 2
     print(f"{args.config}: good")
     for group in settings.pools:
-        print(f"  pool {group.name}: policy {group.policy}, {len(group.endpoints)} endpoints")
-        for endpoint in group.endpoints:
+        kind = next(key for key in config.SOURCES if getattr(group, key) is not None)
+        what = f"{len(group.endpoints)} endpoints" if group.endpoints else f"endpoints by {kind}"
+        print(f"  pool {group.name}: policy {group.policy}, {what}")
+        if len(settings.pools) > 1:
+            print(f"    takes {_rules(config.match_of(group))}")
+        for endpoint in group.endpoints or ():
             print(f"    {endpoint.name}  {endpoint.address}  weight {endpoint.weight}")
     return 0
+
+
+def _rules(match: groups.Match) -> str:
+    if match.is_default:
+        return "what no other pool matches"
+    named = {
+        "models": match.models, "adapters": match.adapters, "clusters": match.clusters, "routes": match.routes
+    }  # fmt: skip
+    return "; ".join(f"{key} {', '.join(names)}" for key, names in named.items() if names)

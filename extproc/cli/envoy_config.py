@@ -137,5 +137,8 @@ def _listener(args: argparse.Namespace) -> bootstrap.Listener:
 
 
 def _from_config(path: Path) -> list[bootstrap.Endpoint]:
-    pool = config.load(path, os.environ).pools[0]
-    return [bootstrap.Endpoint(endpoint.name, endpoint.address) for endpoint in pool.endpoints]
+    pools = config.load(path, os.environ).pools
+    listed = [endpoint for pool in pools for endpoint in pool.endpoints or ()]
+    if not listed:
+        raise ValueError(f"{path} lists no endpoints: name them with --replica")
+    return [bootstrap.Endpoint(endpoint.name, endpoint.address) for endpoint in listed]

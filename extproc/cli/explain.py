@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from extproc import chain, choice, config, exchange, prompt, router
+from extproc import chain, choice, config, exchange, groups, prompt, router
 from extproc.config import values
 
 __all__ = ["add_arguments", "run"]
@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint", action="append", default=[], metavar="NAME=HOST:PORT", help="instead; repeatable"
     )
+    parser.add_argument("--cluster", metavar="NAME", help="Envoy cluster, where pools are told apart by it")
+    parser.add_argument("--route", metavar="NAME", help="Envoy route, in the same way")
     parser.add_argument("--cut", action="store_true", help="the body is only the start of a longer one")
     parser.add_argument("--text", action="store_true", help="show the first characters of each segment")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
@@ -51,8 +53,10 @@ def run(args: argparse.Namespace) -> int:
         asked = _Request(
             {"content-type": "application/json", **_headers(args.header), ":path": args.path},
             _body(args.request),
-            whole=not args.cut,
+            not args.cut,
+            _attributes(args),
         )
+        explained = _explain(settings, asked, show_text=args.text)
     except (config.ConfigError, OSError, ValueError) as error:
         print(f"kvring explain: {error}", file=sys.stderr)
         return 2
@@ -73,6 +77,7 @@ class _Request:
     headers: Mapping[str, str]
     body: bytes
     whole: bool
+    attributes: Mapping[str, str]
 
 
 def _settings(args: argparse.Namespace) -> values.Config:
@@ -95,6 +100,11 @@ def _headers(lines: list[str]) -> dict[str, str]:
     return headers
 
 
+def _attributes(args: argparse.Namespace) -> dict[str, str]:
+    told = {groups.CLUSTER: args.cluster, groups.ROUTE: args.route}
+    return {name: value for name, value in told.items() if value}
+
+
 def _body(name: str) -> bytes:
     if name == "-":
         return sys.stdin.buffer.read(_FILE_BYTES_MAX)
@@ -103,24 +113,28 @@ def _body(name: str) -> bytes:
 
 
 def _explain(settings: values.Config, asked: _Request, *, show_text: bool) -> dict[str, Any]:
-    group = settings.pools[0]
-    chooser = router.Router(config.static_pool(group), config.router_settings(group))
     how = settings.exchange_settings()
     read = exchange.read_prompt(asked.headers, asked.body, how.prompt, whole=asked.whole)
-    key = asked.headers.get(how.key_header) or None if how.key_header else None
-    decided = chooser.choose(read, 0.0, 0.0, None, key)
-    if isinstance(decided, choice.NoEndpoint):  # a static pool is never empty
-        raise TypeError("a pool without endpoints")
-    made = decided.choice
     found = read if isinstance(read, prompt.Prompt) else None
+    model = found.model if found else prompt.model_of(asked.body, how.prompt, whole=asked.whole)
+    chooser = _pools(settings).find(model, asked.attributes)
+    if chooser is None:
+        raise ValueError("the request belongs to no pool: no model, cluster or route of a pool matches it")
+    key = asked.headers.get(how.key_header) or None if how.key_header else None
+    decided = chooser.choose(read, 0.0, 0.0, None, key, model)
+    if isinstance(decided, choice.NoEndpoint):
+        name = chooser.pool.name
+        raise ValueError(f"pool {name} lists no endpoint for it; name some with --endpoint")  # noqa: TRY004
+    made = decided.choice
     return {
+        "pool": chooser.pool.name,
         "api": found.api if found else None,
         "model": found.model if found else None,
         "unkeyed": made.unkeyed,
         "body_bytes": len(asked.body),
         "cut": found.cut if found else not asked.whole,
         "segments": _segments(found, show_text=show_text) if found else [],
-        "block_bytes": group.block_bytes,
+        "block_bytes": chooser.settings.block_bytes,
         "chain": [f"{block:016x}" for block in _chain(chooser, found).hashes],
         "anchor": made.anchor_block,
         "key": None if made.key is None else f"{made.key:016x}",
@@ -133,6 +147,18 @@ def _explain(settings: values.Config, asked: _Request, *, show_text: bool) -> di
         "address": made.endpoint.address,
         "reason": made.reason,
     }
+
+
+def _pools(settings: values.Config) -> groups.Groups:
+    """All pools, of the endpoints that the file lists."""
+    return groups.Groups(
+        [
+            groups.Group(
+                router.Router(config.static_pool(one), config.router_settings(one)), config.match_of(one)
+            )
+            for one in settings.pools
+        ]
+    )
 
 
 def _chain(chooser: router.Router, found: prompt.Prompt | None) -> chain.Chain:
@@ -164,6 +190,7 @@ def _print(explained: Mapping[str, Any]) -> None:
     rows = {
         "api": explained["api"] or "-",
         "model": model if model.isprintable() else repr(model),
+        "pool": explained["pool"],
         "body": f"{explained['body_bytes']:,} bytes" + (", cut off" if explained["cut"] else ""),
         "no chain": explained["unkeyed"],
         "chain": f"{len(chained)} blocks of {explained['block_bytes']} bytes  {shown}",

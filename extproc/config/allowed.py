@@ -16,6 +16,8 @@ from extproc.config import values
 
 __all__ = ["Setting", "keys_at", "range_at", "settings"]
 
+_NOTHING = inspect.NoneType()
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -79,12 +81,17 @@ def _walk(path: list[str | int]) -> inspect.Type:
 
 
 def _bare(found: inspect.Type) -> tuple[inspect.Type, str]:
-    """The type without its description, and that description."""
+    """The type without its description and without "or nothing", and that description."""
     meaning = ""
-    while isinstance(found, inspect.Metadata):
-        meaning = meaning or (found.extra_json_schema or {}).get("description", "")
-        found = found.type
-    return found, meaning
+    while True:
+        match found:
+            case inspect.Metadata(type=inner):
+                meaning = meaning or (found.extra_json_schema or {}).get("description", "")
+                found = inner
+            case inspect.UnionType(types=types) if len(types) == 2 and _NOTHING in types:
+                found = types[0] if types[1] == _NOTHING else types[1]
+            case _:
+                return found, meaning
 
 
 def _words(found: inspect.Type) -> str:
@@ -105,7 +112,7 @@ def _words(found: inspect.Type) -> str:
         case inspect.ListType(min_length=least, max_length=most):
             return f"a list of {least}" if least == most else f"a list of {least} to {most}"
         case inspect.UnionType(types=types):
-            return " or ".join(_words(one) for one in types if not isinstance(one, inspect.NoneType))
+            return " or ".join(_words(one) for one in types if one != _NOTHING)
         case inspect.StructType(fields=fields):
             return "a block with the keys " + ", ".join(field.name for field in fields)
         case _:

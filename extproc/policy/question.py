@@ -35,11 +35,14 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     pending_tokens: int
     cached_tokens: float = 0.0
     kv_usage: float | None = None  # with this prompt; > 1: it does not fit; None where nothing is known
+    share: float = 1.0  # of a full endpoint's load that it should take (see `ramp`)
+    gpu_tokens: float = 0.0  # of the cached ones, on the GPU
 
     @property
     def work(self) -> int:
-        """Load in one number [tokens]."""
-        return self.pending_tokens + ledger.REQUEST_TOKENS * self.inflight
+        """Load in one number [tokens], as large as it is for this endpoint."""
+        work = self.pending_tokens + ledger.REQUEST_TOKENS * self.inflight
+        return work if self.share >= 1.0 else int(work / self.share)
 
 
 class Limits(msgspec.Struct, frozen=True):

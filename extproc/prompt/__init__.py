@@ -33,6 +33,7 @@ __all__ = [
     "Unkeyed",
     "answer_id",
     "inflate",
+    "model_of",
     "read",
 ]
 
@@ -78,3 +79,9 @@ def read(path: str, body: bytes, settings: Settings, *, whole: bool) -> Prompt |
     if rendered_only and isinstance(found, Prompt):
         return replace(found, prefills=False)
     return found
+
+
+def model_of(body: bytes, settings: Settings, *, whole: bool) -> str | None:
+    """The model named in a body of which nothing else is known, or None; arguments as of `read`."""
+    parsed = parse(body, settings, whole=whole)
+    return parsed.model if isinstance(parsed, Body) else None

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from extproc import choice, ledger, policy, pool, router
+from extproc.signals import Signal
 from extproc.sim import chooser
 
 __all__ = ["Production", "factories", "summary"]
@@ -42,7 +43,15 @@ class Production:
         if self._started_s.setdefault(endpoint, signals.started_s) != signals.started_s:
             self._started_s[endpoint] = signals.started_s
             self.router.residency.forget(endpoint)
-        self.router.observe(endpoint, signals.kv_usage, now)
+        foreign = signals.running + signals.waiting - self.router.ledger.load(endpoint, now).inflight
+        told = Signal(
+            at_s=now,
+            kv_usage=signals.kv_usage,
+            kv_tokens=self.router.settings.kv_tokens,
+            foreign=max(foreign, 0),
+            sent_tokens=self.router.sent.to(endpoint).uncached_tokens,
+        )
+        self.router.signals.put(endpoint, told)
 
     def learn(
         self, request: chooser.Request, endpoint: pool.EndpointId, uncached: float, now: float

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc import choice as choices
 from extproc import config, metrics, pool, prompt, router, server
-from extproc.endpoints import health
+from extproc.endpoints import fleet, static
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode, header_set, headers_removed, steered
 from tests.functional.conftest import PATH, FakeEndpoint, Launch, chat, eventually
@@ -83,11 +83,11 @@ async def test_an_unknown_name_is_not_found_by_check_and_unknown_by_watch(
 
 @dataclass
 class Probing:
-    """A prober at work over some endpoints, and the router it tells."""
+    """A fleet of some endpoints at work, and the router it tells."""
 
     router: router.Router
     metrics: metrics.Metrics
-    prober: health.Prober
+    fleet: fleet.Fleet
     published: list[pool.Pool] = field(default_factory=list)
     bad_then: list[float] = field(default_factory=list)  # bad probes counted when each was published
     good_then: list[float] = field(default_factory=list)
@@ -102,21 +102,36 @@ class Probing:
         await eventually(lambda: self.ready() == set(names))
 
 
+class Telling(router.Router):
+    """A router that tells what it is told."""
+
+    told: Callable[[pool.Pool], None]
+
+    def publish(self, pool: pool.Pool) -> None:
+        super().publish(pool)
+        self.told(pool)
+
+
 @contextlib.asynccontextmanager
 async def probing(settings: config.Health, **endpoints: FakeEndpoint) -> AsyncIterator[Probing]:
-    members = [pool.Endpoint(pool.EndpointId(name), one.address) for name, one in endpoints.items()]
-    chooser = router.Router(pool.make("default", members), router.Settings())
+    listed = [config.Endpoint(name=name, address=one.address) for name, one in endpoints.items()]
+    group = config.Pool(endpoints=listed, health=settings, signals=config.Signals(interval_s=0))
+    chooser = Telling(config.static_pool(group), config.router_settings(group))
     counted = metrics.Metrics(chooser, time.monotonic, 0.0)
-    made = Probing(chooser, counted, None)  # type: ignore[arg-type]  # set below: it publishes to it
+    members = static.Static(config.static_members(group), time.monotonic)
+    made = Probing(
+        chooser,
+        counted,
+        fleet.Fleet(group, chooser, members, counted, time.monotonic, lambda: 0.5),
+    )
 
-    def publish(new: pool.Pool) -> None:
+    def told(new: pool.Pool) -> None:
         made.published.append(new)
         made.bad_then.append(made.probes("bad"))
         made.good_then.append(made.probes("good"))
-        chooser.publish(new)
 
-    made.prober = health.Prober(settings, chooser.pool, publish, counted, lambda: 0.5)
-    running = asyncio.create_task(made.prober.run())
+    chooser.told = told
+    running = asyncio.create_task(made.fleet.run())
     try:
         async with asyncio.timeout(20):
             yield made
@@ -132,7 +147,7 @@ def settings(**changed: float) -> config.Health:
 
 async def test_an_endpoint_that_refuses_is_out_at_its_first_probe(endpoint: MakeEndpoint) -> None:
     async with probing(settings(interval_s=60, failures=5), dead=endpoint()) as found:
-        await found.prober.probed_all.wait()
+        await found.fleet.settled.wait()
         assert found.ready() == set()
         assert (found.probes("bad"), found.probes("good")) == (1, 0)
         assert found.router.pool.generation == 2
@@ -152,7 +167,7 @@ async def test_an_endpoint_that_dies_is_out_at_the_next_probe(endpoint: MakeEndp
 async def test_an_endpoint_that_resets_connections_is_out_at_the_next_probe(endpoint: MakeEndpoint) -> None:
     one = await endpoint(resets=True).listen()
     async with probing(settings(interval_s=60, failures=5), one=one) as found:
-        await found.prober.probed_all.wait()
+        await found.fleet.settled.wait()
         assert found.ready() == set()
 
 
@@ -214,7 +229,7 @@ async def test_one_slow_endpoint_delays_no_probe_of_another(endpoint: MakeEndpoi
         await quick.probed(6)
         assert (slow.probes, slow.running_max) == (1, 1), "and it is not asked again meanwhile"
         assert found.ready() == {"slow", "quick"}, "slow is not dead before its timeout"
-        assert not found.prober.probed_all.is_set()
+        assert not found.fleet.settled.is_set()
 
 
 async def test_probes_keep_their_interval_and_never_overlap(endpoint: MakeEndpoint) -> None:

@@ -36,9 +36,49 @@ def refusal(raw: Any, **environ: str) -> str:
     return said
 
 
-def changed(key: str, value: Any) -> tuple[Any, str]:
-    """The minimal configuration with the setting `key` at `value`, and the key as an error names it."""
+# What a block needs beside the setting that a test is about.
+NEEDED: dict[str, dict[str, Any]] = {
+    "pools[].file": {"path": "/etc/endpoints.yaml"},
+    "pools[].dns": {"name": "vllm.default.svc", "port": 8000},
+    "pools[].kubernetes_service": {"service": "vllm"},
+    "pools[].inference_pool": {"name": "vllm"},
+    "pools[].envoy_cluster": {"admin": "http://127.0.0.1:9901", "cluster": "vllm"},
+    "pools[].health.envoy": {"admin": "http://127.0.0.1:9901", "cluster": "vllm"},
+    "pools[].match": {"models": ["m"]},
+    "kubernetes_api": {"server": "https://10.0.0.1:6443"},
+}
+
+
+def base(key: str) -> Any:
+    """The least configuration that has the block in which `key` stands."""
     raw = copy.deepcopy(MINIMAL)
+    for block, needed in NEEDED.items():
+        if key.startswith(block + "."):
+            *outer, last = block.replace("pools[].", "pools.").split(".")
+            at = raw["pools"][0] if outer[:1] == ["pools"] else raw
+            for name in outer[1:]:
+                at = at.setdefault(name, {})
+            at[last] = copy.deepcopy(needed)
+            if last in config.SOURCES:
+                del raw["pools"][0]["endpoints"]
+    return raw
+
+
+def without(key: str, raw: Any) -> Any:
+    """`raw` with the setting `key` left out."""
+    bare = copy.deepcopy(raw)
+    at: Any = bare
+    *blocks, last = key.split(".")
+    for block in blocks:
+        at = at[block.removesuffix("[]")]
+        at = at[0] if block.endswith("[]") else at
+    del at[last]
+    return bare
+
+
+def changed(key: str, value: Any) -> tuple[Any, str]:
+    """The least configuration with the setting `key` at `value`, and the key as an error names it."""
+    raw = base(key)
     at: Any = raw
     *blocks, last = key.split(".")
     for block in blocks:
@@ -98,8 +138,8 @@ def test_a_number_of_another_kind_is_refused_by_key_value_and_range(
     row: allowed.Setting, least: float, most: float
 ) -> None:
     wrong: list[Any] = ["5", "", True, [], [least], {}, {"x": 1}]
-    if row.key != "pools[].bound_factor":
-        wrong.append(None)  # which is how that one is unset
+    if row.default != "unset":
+        wrong.append(None)  # which is how the others are unset
     if isinstance(least, int):
         wrong.append(least + 0.5)
     for value in wrong:
@@ -114,6 +154,7 @@ def test_a_number_of_another_kind_is_refused_by_key_value_and_range(
 
 @pytest.mark.parametrize(("row", "least", "most"), numbers(), ids=by_key)
 def test_the_ends_of_a_range_are_allowed(row: allowed.Setting, least: float, most: float) -> None:
+    signals = {"signals": {"interval_s": 0.1, "age_max_s": 600}}
     partners = {  # what else must be set so that the combination is possible
         "message_bytes_max": {"prompt_bytes_max": 4096},
         "prompt_bytes_max": {"message_bytes_max": 1024**3},
@@ -121,7 +162,9 @@ def test_the_ends_of_a_range_are_allowed(row: allowed.Setting, least: float, mos
     for value in (least, most):
         raw, _ = changed(row.key, value)
         raw |= partners.get(row.key, {})
-        if row.key.startswith("pools[].health."):
+        if row.key.startswith("pools[].signals."):
+            raw["pools"][0] |= {"signals": signals["signals"] | raw["pools"][0]["signals"]}
+        if row.key.startswith("pools[].health.") and "envoy" not in row.key:
             raw["pools"][0]["health"] = {"interval_s": 6, "timeout_s": 1} | raw["pools"][0]["health"]
             if row.key.endswith("interval_s"):
                 raw["pools"][0]["health"]["timeout_s"] = 0.5
@@ -139,7 +182,7 @@ def test_the_ends_of_a_range_are_allowed(row: allowed.Setting, least: float, mos
 def test_a_value_of_the_wrong_kind_is_refused_by_key_value_and_kind(row: allowed.Setting, value: Any) -> None:
     raw, key = changed(row.key, value)
     if value is None and row.default == "unset":
-        assert load(raw) == load(MINIMAL)
+        assert load(raw) == load(without(row.key, raw))
         return
     said = refusal(raw)
     assert said.startswith(f"{key}: {value!r} is not allowed; must be ")
@@ -164,14 +207,11 @@ def test_a_word_not_in_the_list_is_refused_and_the_words_are_named(row: allowed.
 )
 def test_the_default_told_is_allowed_and_is_what_leaving_out_means(row: allowed.Setting) -> None:
     raw, _ = changed(row.key, yaml.safe_load(row.default))
-    bare = copy.deepcopy(raw)
-    at: Any = bare
-    *blocks, last = row.key.split(".")
-    for block in blocks:
-        at = at[block.removesuffix("[]")]
-        at = at[0] if block.endswith("[]") else at
-    del at[last]
-    assert load(raw) == load(bare)
+    if row.key.startswith("pools[].match."):
+        raw["pools"][0]["match"] = {"adapters": ["a"], "models": ["m"]} | raw["pools"][0]["match"]
+        raw["pools"][0]["match"].setdefault("adapters", ["a"])
+        raw["pools"][0]["match"]["routes"] = ["r"] if not row.key.endswith("routes") else []
+    assert load(raw) == load(without(row.key, raw))
 
 
 @pytest.mark.parametrize("where", ["", "pools[].", "pools[].endpoints[].", "pools[].health."])
@@ -198,11 +238,7 @@ def test_a_key_misspelt_is_told_the_right_one(row: allowed.Setting) -> None:
 @pytest.mark.parametrize("row", [row for row in SETTINGS if row.default == "required"], ids=by_key)
 def test_a_required_key_left_out_is_named(row: allowed.Setting) -> None:
     raw, key = changed(row.key, None)
-    at: Any = raw
-    *blocks, last = row.key.split(".")
-    for block in blocks:
-        at = at[block.removesuffix("[]")][0]
-    del at[last]
+    raw = without(row.key, raw)
     said = refusal(raw)
     assert said == f"{key}: missing; must be {row.allowed}"
 
@@ -232,11 +268,103 @@ def test_one_address_with_several_ports_is_several_endpoints() -> None:
     assert len(load(raw).pools[0].endpoints) == 8
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_any_number_of_pools_but_one_is_refused(count: int) -> None:
-    said = refusal({"pools": MINIMAL["pools"] * count})
-    assert said.startswith("pools: ")
-    assert said.endswith("must be a list of 1")
+def group(name: str, address: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "endpoints": [{"name": f"{name}-0", "address": address}]} | fields
+
+
+def test_no_pool_is_refused_and_several_are_loaded() -> None:
+    assert refusal({"pools": []}) == "pools: [] is not allowed; must be a list of 1 to 64"
+    loaded = load(
+        {
+            "pools": [
+                group("chat", "10.0.0.1:1", match={"models": ["llama-*"], "adapters": ["a"]}, policy="ring"),
+                group("code", "10.0.0.2:1", match={"models": ["coder"]}, kv_tokens=5000),
+                group("rest", "10.0.0.3:1"),
+            ]
+        }
+    )
+    assert [one.policy for one in loaded.pools] == ["ring", "cost", "cost"]
+    assert config.match_of(loaded.pools[0]).models == ("llama-*",)
+    assert config.match_of(loaded.pools[2]).is_default
+    assert config.router_settings(loaded.pools[1]).kv_tokens == 5000
+
+
+M, N = {"models": ["m"]}, {"models": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        (
+            [group("a", "10.0.0.1:1"), group("a", "10.0.0.2:1", match=M)],
+            "pools: the name 'a' is in a and in a; must belong to one pool",
+        ),
+        (
+            [group("a", "10.0.0.1:1"), group("b", "10.0.0.2:1")],
+            "pools: a and b have no match; at most one pool, the default, can be without",
+        ),
+        (
+            [group("a", "10.0.0.1:1", match=M), group("b", "10.0.0.1:1", match=N)],
+            "pools: the endpoint '10.0.0.1:1' is in a and in b; must belong to one pool",
+        ),
+        (
+            [group("a", "10.0.0.1:1", match=M), group("b", "10.0.0.2:1", match={"adapters": ["m"]})],
+            "pools: the model 'm' is in a and in b; must belong to one pool",
+        ),
+        (
+            [group("a", "10.0.0.1:1", match={})],
+            "pools[0].match: must name a model, adapter, cluster or route; leave it out for the default",
+        ),
+        (
+            [group("a", "10.0.0.1:1", match={"models": ["a*b*"]})],
+            "pools[0].match.models[0]: 'a*b*' is not allowed; must be a model's name with at most one *",
+        ),
+    ],
+)
+def test_pools_that_contradict_each_other_are_refused(groups: list[Any], said: str) -> None:
+    assert refusal({"pools": groups}) == said
+
+
+def test_one_model_may_be_in_pools_of_different_clusters() -> None:
+    bound = [group(c, f"10.0.0.{n}:1", match=M | {"clusters": [c]}) for n, c in enumerate("ab")]
+    assert len(load({"pools": bound}).pools) == 2
+    bound[1]["match"] = M | {"clusters": ["a"]}
+    assert refusal({"pools": bound}).startswith("pools: the model 'm' is in a and in b")
+
+
+def test_a_pool_has_exactly_one_source() -> None:
+    said = refusal({"pools": [{"name": "a"}]})
+    assert said == f"pools[0]: must have exactly one of {', '.join(config.SOURCES)}"
+    both = group("a", "10.0.0.1:1", file={"path": "x"})
+    assert refusal({"pools": [both]}).endswith("; here are endpoints and file")
+    for name in config.SOURCES[1:]:
+        loaded = load({"pools": [{name: NEEDED[f"pools[].{name}"]}]}).pools[0]
+        assert getattr(loaded, name) is not None
+        assert config.static_members(loaded) == ()
+
+
+def test_addresses_by_dns_need_a_port_and_srv_records_none() -> None:
+    assert refusal({"pools": [{"dns": {"name": "x"}}]}).startswith("pools[0].dns.port: missing; must be ")
+    load({"pools": [{"dns": {"name": "x", "type": "srv"}}]})
+
+
+def test_signals_must_not_be_too_old_before_the_next_come() -> None:
+    raw, _ = changed("pools[].signals.age_max_s", 1)
+    raw["pools"][0]["signals"]["interval_s"] = 2
+    assert refusal(raw) == (
+        "pools[0].signals.age_max_s: 1.0 is not allowed; must be at least interval_s, here 2"
+    )
+
+
+def test_what_is_left_to_the_engines_has_a_value_to_begin_with() -> None:
+    settings = config.router_settings(load(MINIMAL).pools[0])
+    assert (settings.kv_tokens, settings.host_kv_tokens) == (400_000, 0)
+    assert (settings.prefill_tokens_per_s, settings.bytes_per_token) == (8000, 4)
+
+
+def test_an_endpoint_may_say_which_models_it_serves() -> None:
+    raw, _ = changed("pools[].endpoints[].models", ["m", "adapter"])
+    assert config.static_pool(load(raw).pools[0]).endpoints[0].models == {"m", "adapter"}
 
 
 def test_more_endpoints_than_allowed_are_refused() -> None:

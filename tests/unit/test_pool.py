@@ -54,3 +54,34 @@ def test_pool_can_not_be_edited() -> None:
 
 def test_empty_pool_has_nobody() -> None:
     assert pool.make("p", []).ready == ()
+
+
+def serving(made: pool.Pool, model: str) -> list[str]:
+    return [e.id for e in made.serving(model)]
+
+
+def test_who_serves_a_model_is_who_says_so_or_does_not_tell() -> None:
+    told = [
+        dataclasses.replace(A, models=frozenset({"m", "adapter"})),
+        dataclasses.replace(B, models=frozenset({"m"})),
+        C,
+    ]
+    made = pool.make("p", told)
+    assert serving(made, "m") == ["a", "b", "c"]
+    assert serving(made, "adapter") == serving(made, "adapter") == ["a", "c"]
+    assert serving(made, "unheard of") == ["c"]
+    assert made.models == {"m", "adapter"}
+
+
+def test_a_model_that_nobody_serves_goes_to_anybody_and_is_not_remembered() -> None:
+    made = pool.make("p", [dataclasses.replace(e, models=frozenset({"m"})) for e in (A, B)])
+    for number in range(10):
+        assert serving(made, f"invented {number}") == ["a", "b"]
+    assert not made._serving
+
+
+def test_a_model_served_only_by_who_is_down_has_nobody() -> None:
+    down = dataclasses.replace(A, ready=False, models=frozenset({"adapter"}))
+    made = pool.make("p", [down, dataclasses.replace(B, models=frozenset({"m"}))])
+    assert serving(made, "adapter") == []
+    assert serving(pool.with_ready(made, {down.id: True}), "adapter") == ["a"]

@@ -131,3 +131,31 @@ def test_memory_is_flat_over_1e5_distinct_prompts() -> None:
             tree = cache._gpu[A]
             assert len(tree._leaves) <= len(tree._nodes) <= 500
     assert cache.blocks(A) == 500
+
+
+def test_an_endpoint_can_hold_more_or_less_than_the_pools_capacity() -> None:
+    made = residency.Residency(residency.Capacity(10), 100.0)
+    chain_ = chain.Chain(tuple(chain.BlockHash(n) for n in range(1, 9)), 0)
+    made.add(A, chain_, 0.0)
+    made.resize(A, 3, 0)
+    assert made.match(A, chain_, 0.0).gpu_blocks == 3  # the deepest left
+    made.add(A, chain_, 1.0)
+    assert made.blocks(A) == 3
+    made.resize(A, 100, 0)
+    made.add(A, chain_, 2.0)
+    assert made.blocks(A) == 8
+    made.resize(A, 0, 0)
+    made.add(A, chain_, 3.0)
+    assert made.match(A, chain_, 3.0).any_blocks == 0
+
+
+def test_a_host_tier_can_be_learned_of_later_and_a_size_is_forgotten_with_its_endpoint() -> None:
+    made = residency.Residency(residency.Capacity(2), 100.0)
+    chain_ = chain.Chain(tuple(chain.BlockHash(n) for n in range(1, 9)), 0)
+    made.resize(A, 2, 6)
+    made.add(A, chain_, 0.0)
+    assert (made.match(A, chain_, 0.0).gpu_blocks, made.match(A, chain_, 0.0).any_blocks) == (2, 6)
+    made.forget(A)
+    made.retain(())
+    made.add(A, chain_, 1.0)
+    assert made.match(A, chain_, 1.0).any_blocks == 2

@@ -1,0 +1,87 @@
+"""Sent: what this process has sent to each endpoint, and how much of it was thought to be cached there.
+
+Counters since the endpoint became a member; they only rise. Beside the engine's own counters they tell how
+true the predictions are (`vitals`), and how much was sent since the engine was last asked (`signals`).
+
+Bounded by the members of the pool. Called by: router (counts), vitals and metrics (read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from extproc import pool
+
+__all__ = ["Record", "Sent"]
+
+
+class Sent:
+    """Totals of one endpoint.
+
+    `requests`, of which `keyed` had a chain; of these `prompt_bytes` and `prompt_tokens` [estimated],
+    `gpu_tokens` thought to be on the GPU, `cached_tokens` in any tier; `uncached_tokens`: left to prefill.
+    """
+
+    __slots__ = (
+        "cached_tokens", "gpu_tokens", "keyed", "prompt_bytes", "prompt_tokens", "requests",
+        "uncached_tokens",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.requests = 0
+        self.keyed = 0
+        self.prompt_bytes = 0.0
+        self.prompt_tokens = 0.0
+        self.gpu_tokens = 0.0
+        self.cached_tokens = 0.0
+        self.uncached_tokens = 0.0
+
+    def copy(self) -> Sent:
+        """The totals as they stand."""
+        other = Sent()
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+
+class Record:
+    """Totals of all endpoints of a pool."""
+
+    __slots__ = ("_sent",)
+
+    def __init__(self) -> None:
+        """Nothing was sent yet."""
+        self._sent: dict[pool.EndpointId, Sent] = {}
+
+    def to(self, endpoint: pool.EndpointId) -> Sent:
+        """The totals of `endpoint`, to be read or added to."""
+        found = self._sent.get(endpoint)
+        if found is None:
+            found = self._sent[endpoint] = Sent()
+        return found
+
+    def count(
+        self,
+        endpoint: pool.EndpointId,
+        uncached_tokens: int,
+        prompt_tokens: float,
+        gpu_tokens: float,
+        cached_tokens: float,
+        prompt_bytes: float,
+    ) -> None:
+        """Add a request; a prompt of 0 bytes is one that could not be read."""
+        sent = self.to(endpoint)
+        sent.requests += 1
+        sent.uncached_tokens += uncached_tokens
+        if prompt_bytes:
+            sent.keyed += 1
+            sent.prompt_bytes += prompt_bytes
+            sent.prompt_tokens += prompt_tokens
+            sent.gpu_tokens += min(gpu_tokens, prompt_tokens)
+            sent.cached_tokens += min(cached_tokens, prompt_tokens)
+
+    def retain(self, members: Collection[pool.EndpointId]) -> None:
+        """Forget endpoints that are not in `members`."""
+        for endpoint in self._sent.keys() - set(members):
+            del self._sent[endpoint]

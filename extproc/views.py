@@ -1,0 +1,128 @@
+"""Views: a pool and its endpoints as they stand: one record, which metrics, /api/state and tests read.
+
+Never: anything of a prompt. Called by: endpoints.fleet (makes), metrics, admin (read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from extproc import pool, router, sent, signals, standing
+
+__all__ = ["EndpointView", "Known", "PoolView", "SourceView", "Views", "alone", "look"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """Where the members come from. `age_s`: since it last gave a good answer, None if it never did."""
+
+    kind: str = ""
+    age_s: float | None = None
+    problem: str | None = None
+    detail: str = ""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    resyncs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of an endpoint beside what the router knows.
+
+    `reading`, asked for at `read_s` [s, monotonic]; `scrape_problem`: why there is no newer one. `predicted`,
+    `true`: shares of prompt tokens cached, as thought and as told, in the last window; `scale`: see
+    `vitals.truth`. `older`: a reading of one to two minutes before.
+    """
+
+    against: tuple[standing.Against, ...] = ()
+    reading: signals.Reading | None = None
+    read_s: float | None = None
+    scrape_problem: str = ""
+    predicted: float | None = None
+    true: float | None = None
+    scale: float = 1.0
+    older: signals.Reading | None = None
+
+    def ttft_s(self, share: float) -> float | None:
+        """The time to first token of the last minute or two below which `share` [0..1] of them lay [s]."""
+        if self.reading is None or self.older is None:
+            return None
+        before = dict(self.older.ttft)
+        rise = [(bound, max(0.0, count - before.get(bound, 0.0))) for bound, count in self.reading.ttft]
+        return signals.quantile(rise, share)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """An endpoint. `share`: see `ramp`; `signal`: the newest, however old; `sent`: totals."""
+
+    endpoint: pool.Endpoint
+    inflight: int
+    pending_tokens: int
+    residency_blocks: int
+    share: float
+    signal: signals.Signal | None
+    sent: sent.Sent
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A pool."""
+
+    name: str
+    generation: int
+    open_leases: int
+    settings: router.Settings
+    endpoints: tuple[EndpointView, ...]
+    source: SourceView = SourceView()
+    prefill_learned: float | None = None
+    bytes_learned: float | None = None
+
+    @property
+    def panics(self) -> bool:
+        """Whether nobody may be chosen."""
+        return not any(view.endpoint.ready for view in self.endpoints)
+
+
+Views = Callable[[float], Sequence[PoolView]]
+"""All pools at a time [s, monotonic]."""
+
+
+def look(
+    chooser: router.Router,
+    now: float,
+    known: Mapping[pool.EndpointId, Known],
+    source: SourceView,
+    learned: tuple[float | None, float | None],
+) -> PoolView:
+    """The pool of `chooser` at `now`; `learned`: prefill rate [tokens/s] and bytes per token."""
+    endpoints = []
+    for endpoint in chooser.pool.endpoints:
+        load = chooser.ledger.load(endpoint.id, now)
+        endpoints.append(
+            EndpointView(
+                endpoint=endpoint,
+                inflight=load.inflight,
+                pending_tokens=load.pending,
+                residency_blocks=chooser.residency.blocks(endpoint.id),
+                share=chooser.ramp.share(endpoint.id, now),
+                signal=chooser.signals.newest(endpoint.id),
+                sent=chooser.sent.to(endpoint.id),
+                known=known.get(endpoint.id, Known()),
+            )
+        )
+    return PoolView(
+        chooser.pool.name,
+        chooser.pool.generation,
+        chooser.ledger.open_leases,
+        chooser.settings,
+        tuple(endpoints),
+        source,
+        *learned,
+    )
+
+
+def alone(chooser: router.Router) -> Views:
+    """Views of one pool of which nothing is known but what its router knows."""
+    return lambda now: [look(chooser, now, {}, SourceView(), (None, None))]
