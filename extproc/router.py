@@ -14,14 +14,14 @@ Called by: exchange; the simulator; `kvring explain`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
 from extproc import chain as _chain
 from extproc import choice as _choice
+from extproc import homes, tuning
 from extproc import ledger as _ledger
 from extproc import policy as _policy
 from extproc import pool as _pool
@@ -36,32 +36,10 @@ __all__ = ["Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
-# A share that hovers about a whole number of endpoints must not move the last home to and fro.
-_SHARE_SLACK = 0.1
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """One pool's tuning. Units in the names; what each is worth is in docs/configuration.md."""
-
-    policy: str = "cost"
-    limits: _policy.Limits = field(default_factory=_policy.Limits)
-    ring_points: int = _ring.POINTS
-    block_bytes: int = 256
-    blocks_max: int = 8192
-    bytes_per_token: float = 4.0
-    prefill_tokens_per_s: float = 8000.0
-    kv_tokens: int = 400_000
-    host_kv_tokens: int = 0
-    external_kv_tokens: int = 0
-    host_load_cost: float = 0.1
-    residency_idle_s: float = 1200.0
-    anchor_half_life_s: float = 300.0
-    answers_max: int = 65_536
-    alternates: int = 0
-    slow_start_s: float = 30.0
-    signals_age_max_s: float = 5.0
+Settings = tuning.Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +91,7 @@ class Router:
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s)
-        self.residency = _residency.Residency(_capacity(settings), settings.residency_idle_s)
+        self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
         self.answers = _answers.Answers(settings.answers_max)
         self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
@@ -141,7 +119,7 @@ class Router:
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
         own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
-        capacity = _capacity(own)
+        capacity = tuning.capacity(own)
         self.residency.resize(endpoint, capacity.gpu_blocks, capacity.host_blocks)
         self._kv_tokens[endpoint] = max(round(kv_tokens), 1)
 
@@ -235,7 +213,9 @@ class Router:
         def ring_order() -> Iterator[int]:
             if key.value is None:
                 return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            return self._ring_order(endpoints, key)
+            position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
+            order = homes.order(self.ring, key.value, position, key.hot, key.first)
+            return (position[name] for name in order)
 
         limits = self.settings.limits
         question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
@@ -283,30 +263,6 @@ class Router:
         if key.by is _choice.KeyedBy.NOTHING:
             return "least_load"
         return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
-
-    def _ring_order(self, endpoints: Sequence[_pool.Endpoint], key: _Key) -> Iterator[int]:
-        """Positions in `endpoints`: the key's order within the homes of the shared prefixes it stands on.
-
-        A prefix with share s of the traffic has about s * n homes, rounded up: the first ones of its own
-        order. So its blocks are held there and not everywhere, and overflow goes on in that order.
-        """
-        position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-        left = set(position)
-        if key.first in left:
-            left.discard(key.first)
-            yield position[key.first]
-        levels: list[list[_pool.EndpointId]] = []
-        inner: Collection[_pool.EndpointId] = position.keys()
-        for hot in key.hot:
-            homes = math.ceil(hot.share * len(endpoints) - _SHARE_SLACK)
-            if homes < len(inner):
-                levels.append(list(self.ring.order(hot.key, inner)))
-                inner = levels[-1][:homes]
-        for names in (self.ring.order(key.value or 0, inner), *reversed(levels)):
-            for name in names:
-                if name in left:
-                    left.discard(name)
-                    yield position[name]
 
     def _footprint(self, request: Request) -> _ledger.Footprint:
         if not request.prefills:
@@ -360,17 +316,3 @@ class Router:
 def _explicit(key: str) -> int:
     """The ring key of an explicit key; its seed keeps it apart from every chain."""
     return _chain.seed_of((b"explicit", key.encode("utf-8", "surrogatepass")))
-
-
-def _capacity(settings: Settings) -> _residency.Capacity:
-    """Tokens of KV cache as blocks of the chain."""
-    per_block = settings.block_bytes / settings.bytes_per_token
-
-    def blocks(tokens: int) -> int:
-        return int(tokens / per_block)
-
-    return _residency.Capacity(
-        blocks(settings.kv_tokens),
-        blocks(settings.kv_tokens + settings.host_kv_tokens) if settings.host_kv_tokens else 0,
-        blocks(settings.external_kv_tokens),
-    )

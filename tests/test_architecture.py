@@ -10,8 +10,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "extproc"
 CORE = [
-    "views", "exchange", "groups", "router", "vitals", "policy", "ledger", "residency", "anchor", "ring", "ramp",
-    "sent", "standing", "signals", "pool", "chain", "prompt",
+    "views", "exchange", "groups", "router", "homes", "tuning", "vitals", "policy", "ledger", "residency",
+    "anchor", "answers", "ring", "ramp", "sent", "standing", "signals", "pool", "chain", "prompt",
 ]  # fmt: skip
 EFFECTS = {
     "asyncio", "concurrent", "datetime", "google", "grpc", "io", "logging", "multiprocessing", "os",

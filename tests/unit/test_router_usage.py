@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc import chain, choice, pool, router
+from extproc import chain, choice, pool, router, signals
 
 NAMES = ("a", "b", "c")
 
@@ -23,7 +23,8 @@ def place(one: router.Router, now: float, number: int = 7) -> str:
 
 
 def full(one: router.Router, name: str, now: float, usage: float = 1.0) -> None:
-    one.observe(pool.EndpointId(name), usage, now)
+    told = signals.Signal(at_s=now, kv_usage=usage, kv_tokens=400_000, foreign=0, sent_tokens=0.0)
+    one.signals.put(pool.EndpointId(name), told)
 
 
 def test_an_endpoint_without_room_is_left_for_another_until_the_scrape_is_old():
@@ -37,8 +38,8 @@ def test_an_endpoint_without_room_is_left_for_another_until_the_scrape_is_old():
         assert place(one, 5.1, number) == home
 
 
-@pytest.mark.parametrize("usage", [0.0, 0.5, 0.8])
-def test_usage_below_four_fifths_changes_nothing(usage):
+@pytest.mark.parametrize("usage", [0.0, 0.5, 0.8, 0.9])
+def test_usage_below_nine_tenths_changes_nothing(usage):
     home = place(make(), 0.0)
     one = make()
     full(one, home, 0.0, usage)
