@@ -23,6 +23,7 @@ COMMANDS = {
     "check": ("check", "validate a configuration file"),
     "envoy-config": ("envoy_config", "print an Envoy bootstrap for the given replicas"),
     "explain": ("explain", "show how one request would be routed, and why"),
+    "state": ("state", "show a running kvring: pools, endpoints, health, load, cache"),
     "sim-replica": ("sim_replica", "run one simulated vLLM replica"),
 }
 

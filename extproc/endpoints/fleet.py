@@ -85,9 +85,15 @@ class Fleet:
         if found is not None:
             found.answered(good=good)
 
-    def publish(self) -> None:
-        """Tell the router who is a member and who may be chosen, if that changed."""
+    def publish(self, *, changed: bool = False) -> None:
+        """Tell the router who is a member and who may be chosen, if that changed.
+
+        Args: changed: not only what is against an endpoint may have. Asked after every probe and reading, so
+            it must cost nothing where there is no news.
+        """
         now = self.clock()
+        if not changed and not self.standings.may_differ(now):
+            return
         ready = self.standings.ready(self._members, now)
         endpoints = [
             pool.Endpoint(listed.id, listed.address, listed.weight, ready[listed.id], self._models(listed))
@@ -175,7 +181,7 @@ class Fleet:
             self.standings.set(endpoint.id, standing.Against.SOURCE, holds=not endpoint.ready)
             known.envoy(well=self._envoy.get(endpoint.address, True))
         self.standings.retain(names)
-        self.publish()
+        self.publish(changed=True)
         self.asked_once()
 
     def _take_envoy(self, well: Mapping[str, bool]) -> None:

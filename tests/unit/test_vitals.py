@@ -1,9 +1,9 @@
 """What readings mean over time: restarts, refusals, truth of predictions, learned figures."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc import sent, signals, vitals
@@ -17,7 +17,7 @@ BASE = signals.Reading(
 
 
 def reading(**fields: Any) -> signals.Reading:
-    return dataclasses.replace(BASE, **fields)
+    return msgspec.structs.replace(BASE, **fields)
 
 
 # ---- restarts ----
@@ -140,7 +140,7 @@ class Pair:
 
     def read(self) -> bool:
         told = reading(queries=self.queries, hits=self.hits, cold_hits=self.cold)
-        return self.truth.read(told, self.sent, self.now)
+        return self.truth.read(told, self.sent.copy(), self.now)
 
     def window(self, predicted: float, true: float, cold: float = 0.0) -> None:
         for _ in range(2):
