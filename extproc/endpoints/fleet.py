@@ -57,6 +57,7 @@ class Fleet:
         self._heard_of = False
         self._envoy: Mapping[str, bool] = {}
         self._panics = False
+        self._was_ready: set[pool.EndpointId] = set()  # at some time, as members
 
     async def run(self) -> None:
         """Follow the source and watch its members until cancelled."""
@@ -119,6 +120,12 @@ class Fleet:
                     },
                 )
         self.router.publish(made)
+        for endpoint in made.ready:
+            if endpoint.id not in self._was_ready and self.settled.is_set():
+                self.router.ramp.begin(
+                    endpoint.id, now
+                )  # from when it can work, however long it took to load
+        self._was_ready.update(endpoint.id for endpoint in made.ready)
         self._watch_panic(made)
 
     def retune(self) -> None:
@@ -164,6 +171,7 @@ class Fleet:
         names = {endpoint.id for endpoint in listed}
         for gone in self._members.keys() - names:
             self._members.pop(gone).stop()
+            self._was_ready.discard(gone)
         self._listed = tuple(listed)
         for endpoint in listed:
             known = self._members.get(endpoint.id)
@@ -176,8 +184,6 @@ class Fleet:
                 is_new = self.settled.is_set()
                 self.standings.set(endpoint.id, standing.Against.NEW, holds=is_new)
                 known = self._members[endpoint.id] = member.Member(self, endpoint, is_new=is_new)
-                if is_new:
-                    self.router.ramp.begin(endpoint.id, now)
             self.standings.set(endpoint.id, standing.Against.SOURCE, holds=not endpoint.ready)
             known.envoy(well=self._envoy.get(endpoint.address, True))
         self.standings.retain(names)

@@ -45,6 +45,14 @@ def test_a_restart_is_another_start_time_or_else_a_counter_that_fell(
     assert not seen.read(second)
 
 
+def test_who_is_first_seen_to_refuse_has_only_started() -> None:
+    seen = vitals.Restarts()
+    seen.refused()
+    assert not seen.well()
+    seen.refused()
+    assert seen.well()
+
+
 def test_who_was_refused_and_tells_nothing_is_taken_as_restarted_once() -> None:
     seen = vitals.Restarts()
     assert not seen.well()
