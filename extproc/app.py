@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import random
@@ -94,6 +95,8 @@ async def run(settings: config.Config) -> None:
             return
         await ext_proc.start()
         stack.push_async_callback(ext_proc.stop, 0)
+        gc.collect()
+        gc.freeze()  # what lives for good (rings, modules) is not looked through again: no pauses from it
         await health_server.set_ready(ready=True)
         addresses = {
             "grpc": ext_proc.address,

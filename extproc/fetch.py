@@ -48,7 +48,7 @@ class FetchError(Exception):
 class Connection:
     """A connection to one address, opened when needed and kept open."""
 
-    __slots__ = ("_address", "_body_bytes_max", "_keep", "_protocol")
+    __slots__ = ("_address", "_body_bytes_max", "_keep", "_protocol", "_requests")
 
     def __init__(self, address: str, *, keep: bool = True, body_bytes_max: int = _BODY_BYTES_MAX) -> None:
         """Args: address: "ip:port", IPv6 in brackets; keep: False opens a new one for every request."""
@@ -56,12 +56,15 @@ class Connection:
         self._keep = keep
         self._body_bytes_max = body_bytes_max
         self._protocol: _Protocol | None = None
+        self._requests: dict[str, bytes] = {}  # by path, of which there are a few
 
     async def get(self, path: str, timeout_s: float) -> Answer:
-        """The answer to GET `path`. Raises: FetchError."""
+        """The answer to GET `path`; connecting and answering take `timeout_s` each at most.
+
+        Raises: FetchError.
+        """
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._get(path)
+            return await self._get(path, timeout_s)
         except TimeoutError:
             raise FetchError("timeout") from None
         except _MalformedError:
@@ -81,20 +84,23 @@ class Connection:
         if protocol is not None and protocol.transport is not None:
             protocol.transport.abort()
 
-    async def _get(self, path: str) -> Answer:
-        lines = [f"GET {path} HTTP/1.1", f"host: {self._address}", f"user-agent: kvring/{__version__}"]
-        lines += ["accept: */*", *([] if self._keep else ["connection: close"]), "", ""]
-        request = "\r\n".join(lines).encode()
+    async def _get(self, path: str, timeout_s: float) -> Answer:
+        request = self._requests.get(path)
+        if request is None:
+            lines = [f"GET {path} HTTP/1.1", f"host: {self._address}", f"user-agent: kvring/{__version__}"]
+            lines += ["accept: */*", *([] if self._keep else ["connection: close"]), "", ""]
+            request = self._requests[path] = "\r\n".join(lines).encode()
         if self._protocol is not None:  # it may have been closed while it was idle: then try again
             with contextlib.suppress(ConnectionError, EOFError):
-                return await self._protocol.ask(request)
+                return await self._protocol.ask(request, timeout_s)
             self.close()
         host, _, port = self._address.rpartition(":")
         loop = asyncio.get_running_loop()
-        _, self._protocol = await loop.create_connection(
-            lambda: _Protocol(self._body_bytes_max), host.strip("[]"), int(port)
-        )
-        return await self._protocol.ask(request)
+        async with asyncio.timeout(timeout_s):
+            _, self._protocol = await loop.create_connection(
+                lambda: _Protocol(loop, self._body_bytes_max), host.strip("[]"), int(port)
+            )
+        return await self._protocol.ask(request, timeout_s)
 
 
 async def fetch(address: str, path: str, timeout_s: float) -> Answer:
@@ -107,14 +113,24 @@ class _MalformedError(ValueError):
 
 
 class _Protocol(asyncio.BufferedProtocol):
-    """One connection: a request out, an answer in."""
+    """One connection: a request out, an answer in.
 
-    __slots__ = ("_answer", "_body_bytes_max", "_ended", "_received", "_scanned", "reusable", "transport")
+    One timer serves many requests: when it goes off early for the current one, it is set again. A timer for
+    each would cost more than reading its answer.
+    """
 
-    def __init__(self, body_bytes_max: int) -> None:
+    __slots__ = (
+        "_alarm", "_answer", "_body_bytes_max", "_due_s", "_ended", "_loop", "_received", "_scanned",
+        "reusable", "transport",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, body_bytes_max: int) -> None:
+        self._loop = loop
         self._body_bytes_max = body_bytes_max
         self._received = bytearray()
         self._answer: asyncio.Future[Answer] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
         self._ended = False
         self._scanned = 0  # of a chunked body, how far it was looked through
         self.reusable = False
@@ -141,16 +157,31 @@ class _Protocol(asyncio.BufferedProtocol):
         self.reusable = False
         self._look()
         self._fail(exc or EOFError())
+        if self._alarm is not None:
+            self._alarm.cancel()
 
-    async def ask(self, request: bytes) -> Answer:
-        """The answer to `request`. Raises: OSError, EOFError, _MalformedError."""
+    async def ask(self, request: bytes, timeout_s: float) -> Answer:
+        """The answer to `request`. Raises: OSError (TimeoutError among them), EOFError, _MalformedError."""
         if self._ended or self.transport is None or self._received:
             raise EOFError
         self.reusable = False
         self._scanned = 0
-        self._answer = asyncio.get_running_loop().create_future()
+        self._answer = self._loop.create_future()
+        self._due_s = self._loop.time() + timeout_s
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(self._due_s, self._ring)
         self.transport.write(request)
         return await self._answer
+
+    def _ring(self) -> None:
+        """The timer went off."""
+        self._alarm = None
+        if self._answer is None or self._answer.done():
+            return
+        if self._loop.time() >= self._due_s:
+            self._fail(TimeoutError())
+        else:
+            self._alarm = self._loop.call_at(self._due_s, self._ring)
 
     def _look(self) -> None:
         """See whether the answer is whole."""

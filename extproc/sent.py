@@ -40,8 +40,10 @@ class Sent:
     def copy(self) -> Sent:
         """The totals as they stand."""
         other = Sent()
-        for name in self.__slots__:
-            setattr(other, name, getattr(self, name))
+        other.requests, other.keyed = self.requests, self.keyed
+        other.prompt_bytes, other.prompt_tokens = self.prompt_bytes, self.prompt_tokens
+        other.gpu_tokens, other.cached_tokens = self.gpu_tokens, self.cached_tokens
+        other.uncached_tokens = self.uncached_tokens
         return other
 
 

@@ -13,6 +13,7 @@ Bounded by the members of the pool. Called by: endpoints.fleet (sets), views (sh
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 
 from extproc import pool
@@ -40,10 +41,11 @@ _EJECTIONS_MAX = 4  # how often the time doubles, plus one
 class Standings:
     """What is against each endpoint of one pool."""
 
-    __slots__ = ("_ejected", "_hard", "_times")
+    __slots__ = ("_ejected", "_hard", "_times", "_until")
 
     def __init__(self) -> None:
         """Nothing is known."""
+        self._until = 0.0  # when `ready` may come out otherwise [s]
         self._hard: dict[pool.EndpointId, set[Against]] = {}
         self._ejected: dict[pool.EndpointId, dict[Against, tuple[float, float]]] = {}  # from, until [s]
         self._times: dict[pool.EndpointId, int] = {}
@@ -51,11 +53,18 @@ class Standings:
     def set(self, endpoint: pool.EndpointId, against: Against, *, holds: bool) -> None:
         """Whether the hard reason `against` holds for `endpoint`."""
         reasons = self._hard.setdefault(endpoint, set())
-        (reasons.add if holds else reasons.discard)(against)
+        if holds is not (against in reasons):
+            (reasons.add if holds else reasons.discard)(against)
+            self._until = 0.0
+
+    def may_differ(self, now: float) -> bool:
+        """Whether `ready` at `now` [s, monotonic] may differ from what it was when it was last asked."""
+        return now >= self._until
 
     def eject(self, endpoint: pool.EndpointId, against: Against, seconds: float, now: float) -> None:
         """Keep `endpoint` out for the soft reason `against` until `now` + `seconds`."""
         self._ejected.setdefault(endpoint, {})[against] = (now, now + seconds)
+        self._until = 0.0
 
     def eject_longer(self, endpoint: pool.EndpointId, against: Against, seconds: float, now: float) -> float:
         """As `eject`, twice as long each further time, up to eight times `seconds`; returns how long [s]."""
@@ -80,6 +89,8 @@ class Standings:
 
     def ready(self, members: Iterable[pool.EndpointId], now: float) -> Mapping[pool.EndpointId, bool]:
         """Who of `members` may be chosen at `now` [s, monotonic]."""
+        ends = [until for reasons in self._ejected.values() for _, until in reasons.values() if until > now]
+        self._until = min(ends, default=math.inf)
         able = {member: not self._hard.get(member) for member in members}
         ejected = [member for member, is_able in able.items() if is_able and self.soft(member, now)]
         ejected.sort(key=lambda member: (min(since for since, _ in self._ejected[member].values()), member))
@@ -93,3 +104,4 @@ class Standings:
         for known in (self._hard, self._ejected, self._times):
             for endpoint in known.keys() - kept:
                 del known[endpoint]
+        self._until = 0.0

@@ -57,6 +57,7 @@ class Fleet:
         self._heard_of = False
         self._envoy: Mapping[str, bool] = {}
         self._panics = False
+        self._was_ready: set[pool.EndpointId] = set()  # at some time, as members
 
     async def run(self) -> None:
         """Follow the source and watch its members until cancelled."""
@@ -85,9 +86,15 @@ class Fleet:
         if found is not None:
             found.answered(good=good)
 
-    def publish(self) -> None:
-        """Tell the router who is a member and who may be chosen, if that changed."""
+    def publish(self, *, changed: bool = False) -> None:
+        """Tell the router who is a member and who may be chosen, if that changed.
+
+        Args: changed: not only what is against an endpoint may have. Asked after every probe and reading, so
+            it must cost nothing where there is no news.
+        """
         now = self.clock()
+        if not changed and not self.standings.may_differ(now):
+            return
         ready = self.standings.ready(self._members, now)
         endpoints = [
             pool.Endpoint(listed.id, listed.address, listed.weight, ready[listed.id], self._models(listed))
@@ -113,6 +120,12 @@ class Fleet:
                     },
                 )
         self.router.publish(made)
+        for endpoint in made.ready:
+            if endpoint.id not in self._was_ready and self.settled.is_set():
+                self.router.ramp.begin(
+                    endpoint.id, now
+                )  # from when it can work, however long it took to load
+        self._was_ready.update(endpoint.id for endpoint in made.ready)
         self._watch_panic(made)
 
     def retune(self) -> None:
@@ -158,6 +171,7 @@ class Fleet:
         names = {endpoint.id for endpoint in listed}
         for gone in self._members.keys() - names:
             self._members.pop(gone).stop()
+            self._was_ready.discard(gone)
         self._listed = tuple(listed)
         for endpoint in listed:
             known = self._members.get(endpoint.id)
@@ -170,12 +184,10 @@ class Fleet:
                 is_new = self.settled.is_set()
                 self.standings.set(endpoint.id, standing.Against.NEW, holds=is_new)
                 known = self._members[endpoint.id] = member.Member(self, endpoint, is_new=is_new)
-                if is_new:
-                    self.router.ramp.begin(endpoint.id, now)
             self.standings.set(endpoint.id, standing.Against.SOURCE, holds=not endpoint.ready)
             known.envoy(well=self._envoy.get(endpoint.address, True))
         self.standings.retain(names)
-        self.publish()
+        self.publish(changed=True)
         self.asked_once()
 
     def _take_envoy(self, well: Mapping[str, bool]) -> None:

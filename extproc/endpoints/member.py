@@ -45,6 +45,7 @@ class Member:
         self._asked_s = 0.0
         self._asked_sent = sent.Sent()
         self._asked_inflight = 0
+        self._size: tuple[float, float] = (0.0, 0.0)  # of its cache, as the router was told last
         self._older: list[tuple[float, signals.Reading]] = []  # readings of a minute and two ago
         settings = owner.settings
         probing = health.watch(endpoint.address, settings.health, self._told, owner.chance)
@@ -108,10 +109,10 @@ class Member:
         self._probed = True
         self._settle()
 
-    def _settle(self) -> None:
+    def _settle(self, *, changed: bool = False) -> None:
         if self.is_known:
             self._set(standing.Against.NEW, holds=False)
-        self._fleet.publish()
+        self._fleet.publish(changed=changed)
         self._fleet.asked_once()
 
     # ---- its signals (scrape.Heard) ----
@@ -130,10 +131,11 @@ class Member:
 
     def models(self, names: frozenset[str] | None) -> None:
         """The models it serves."""
-        if names is not None or self.models_told is None:
+        changed = names is not None and names != self.models_told
+        if changed:
             self.models_told = names
         self._models_known = True
-        self._settle()
+        self._settle(changed=changed)
 
     def reading(self, reading: signals.Reading) -> None:
         """Its metrics."""
@@ -156,9 +158,10 @@ class Member:
             full_s = _FULL_INTERVALS * fleet.settings.signals.interval_s
             fleet.standings.eject(name, standing.Against.FULL, full_s, now)
         self._signal(reading, now)
-        fleet.learned.read(self._window, reading, self._asked_sent)
-        fleet.retune()
-        self._keep_for_ttft(reading)
+        if reading.whole:
+            fleet.learned.read(self._window, reading, self._asked_sent)
+            fleet.retune()
+            self._keep_for_ttft(reading)
         fleet.publish()
 
     def _signal(self, reading: signals.Reading, now: float) -> None:
@@ -174,7 +177,10 @@ class Member:
         router.signals.put(
             name, signals.Signal(self._asked_s, reading.kv_usage, kv_tokens, foreign, sent_tokens)
         )
-        router.resize(name, kv_tokens * self._truth.scale, host_tokens)
+        size = kv_tokens * self._truth.scale, host_tokens
+        if size != self._size:
+            self._size = size
+            router.resize(name, *size)
 
     def _restarted(self) -> None:
         self._truth.restart()

@@ -13,6 +13,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from extproc.signals import text
+
 __all__ = ["NAMES", "Engine", "Name", "Names", "Table"]
 
 
@@ -31,7 +33,7 @@ class Name:
     """A metric, of which only the samples count that have one of the label pairs in each of `where`."""
 
     name: bytes
-    where: tuple[tuple[bytes, ...], ...] = ()  # as in the text: `,status="5xx"`
+    where: text.Where = ()
 
 
 Names = tuple[Name, ...]
@@ -73,8 +75,11 @@ def _names(*names: str) -> Names:
 
 def _where(name: str, **where: str) -> Name:
     """Args: where: label -> allowed values, apart by blanks."""
-    pairs = (tuple(f',{key}="{value}"'.encode() for value in values.split()) for key, values in where.items())
-    return Name(name.encode(), tuple(pairs))
+    groups = []
+    for key, values in where.items():
+        pairs = [f'{key}="{value}"' for value in values.split()]
+        groups.append(tuple(f"{before}{pair}".encode() for pair in pairs for before in "{,"))
+    return Name(name.encode(), tuple(groups))
 
 
 _POSTS = (_where("http_requests_total", method="POST"),)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from extproc.signals import engines, text
 from extproc.signals.engines import Engine
@@ -23,20 +25,22 @@ Buckets = tuple[tuple[float, float], ...]
 
 _ADAPTERS_MAX = 256
 _BUCKETS_MAX = 128
-_START = b"process_start_time_seconds"
+_EVERY = 5
+_STARTED = (engines.Name(b"process_start_time_seconds"),)
 _CONFIG = b"vllm:cache_config_info"
 _SLEEP = b"vllm:engine_sleep_state"
 _LORA = b"vllm:lora_requests_info"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """What an engine told.
 
     Gauges: `running`, `waiting` [requests]; `kv_usage`: share of the KV cache held by live requests [0..1];
     `kv_tokens`, `host_kv_tokens`: capacity [tokens]; `asleep`: it sleeps and answers nothing;
     `adapters`: LoRA adapters at work or waited for. Counters since `started_s` [Unix time]: see
-    `engines.Table`. `ttft_lines`: the histogram of the time to first token, unread.
+    `engines.Table`. `ttft_lines`: the histogram of the time to first token, unread. `whole`: all of it is of
+    this moment; else only the gauges but capacity and sleep, `queries`, `hits`, `cold_hits`,
+    `answers`, `faults` and `rejections` are, the rest of a few moments before.
     """
 
     engine: Engine = Engine.UNKNOWN
@@ -60,6 +64,7 @@ class Reading:
     asleep: bool = False
     adapters: frozenset[str] = frozenset()
     ttft_lines: bytes = b""
+    whole: bool = True
 
     @property
     def ttft(self) -> Buckets:
@@ -75,56 +80,80 @@ class Reading:
 
 
 class Reader:
-    """Reads one endpoint's expositions; knows its engine once it has seen it."""
+    """Reads one endpoint's expositions; knows its engine once it has seen it.
 
-    __slots__ = ("_capacity", "_config", "_engine", "_finder")
+    What moves slowly or is asked for rarely is read every `_EVERY`th time, and at once after a restart; in
+    between it stands as it was (`Reading.whole` tells).
+    """
+
+    __slots__ = ("_capacity", "_config", "_engine", "_finder", "_last", "_turn")
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._finder = text.Finder()
         self._engine = Engine.UNKNOWN
-        self._config: list[text.Sample] = []  # as read last, and what it said
+        self._last = Reading()
+        self._turn = 0
+        self._config = b""  # as read last, and what it said
         self._capacity: tuple[int | None, int | None] = (None, None)
 
     def read(self, exposition: bytes) -> Reading:
         """The reading in an exposition; an empty one if nothing in it is known."""
-        whole = b"\n" + exposition.replace(b"\r", b"") if b"\r" in exposition else b"\n" + exposition
-        engine = self._engine_of(whole)
+        whole = exposition.replace(b"\r", b"") if b"\r" in exposition else exposition
+        engine, known = self._engine_of(whole), self._engine
+        self._engine = engine
         self._finder.next()
-        started_s = self._total(whole, (engines.Name(_START),))
+        started_s = self._total(whole, _STARTED)
         if engine is Engine.UNKNOWN:
             return Reading(started_s=started_s)
         table = engines.NAMES[engine]
-
-        def total(names: engines.Names) -> float | None:
-            return self._total(whole, names)
-
-        hits, computed, answers = total(table.hits), total(table.computed), total(table.answers)
-        queries = total(table.queries)
-        if queries is None and hits is not None and computed is not None:
-            queries = hits + computed
-        usage = self._values(whole, table.kv_usage)
-        kv_tokens, host_kv_tokens = self._capacity_of(whole, table)
-        return Reading(
+        same = engine is known and started_s == self._last.started_s
+        if not same or not self._turn % _EVERY or not table.queries:
+            self._turn = 0
+            self._last = self._slow(whole, table)
+        self._turn += 1
+        quick = self._quick(whole, table)
+        if table.queries:
+            queries, hits = self._total(whole, table.queries), self._total(whole, table.hits)
+        else:
+            hits, computed = self._last.hits, self._last.computed
+            queries = None if hits is None or computed is None else hits + computed
+        self._last = msgspec.structs.replace(
+            self._last,
             engine=engine,
             started_s=started_s,
-            running=total(table.running),
-            waiting=total(table.waiting),
-            kv_usage=min(max(usage), 1.0) if usage else None,
-            kv_tokens=kv_tokens,
-            host_kv_tokens=host_kv_tokens,
             queries=queries,
             hits=hits,
-            cold_queries=total(table.cold_queries),
-            cold_hits=total(table.cold_hits),
-            requests=total(table.requests),
-            prompt_tokens=total(table.prompt_tokens),
-            computed=computed,
-            prefill_s=total(table.prefill_s),
-            answers=answers,
+            whole=self._turn == 1,
+            **quick,
+        )
+        return self._last
+
+    def _quick(self, whole: bytes, table: engines.Table) -> dict[str, float | None]:
+        usage = self._total(whole, table.kv_usage, max)
+        answers = self._total(whole, table.answers)
+        return {
+            "running": self._total(whole, table.running),
+            "waiting": self._total(whole, table.waiting),
+            "kv_usage": None if usage is None else min(usage, 1.0),
+            "answers": answers,
             # Who counts answers and has no sample with this status has not given such an answer.
-            faults=None if answers is None else total(table.faults) or 0.0,
-            rejections=total(table.rejections),
+            "faults": None if answers is None else self._total(whole, table.faults) or 0.0,
+            "rejections": self._total(whole, table.rejections),
+            "cold_hits": self._total(whole, table.cold_hits),
+        }
+
+    def _slow(self, whole: bytes, table: engines.Table) -> Reading:
+        kv_tokens, host_kv_tokens = self._capacity_of(whole, table)
+        return Reading(
+            kv_tokens=kv_tokens,
+            host_kv_tokens=host_kv_tokens,
+            hits=self._total(whole, table.hits),
+            cold_queries=self._total(whole, table.cold_queries),
+            requests=self._total(whole, table.requests),
+            prompt_tokens=self._total(whole, table.prompt_tokens),
+            computed=self._total(whole, table.computed),
+            prefill_s=self._total(whole, table.prefill_s),
             asleep=self._asleep(whole),
             adapters=self._adapters(whole),
             ttft_lines=b"".join(self._finder.lines(whole, name.name) for name in table.ttft),
@@ -132,53 +161,47 @@ class Reader:
 
     def _engine_of(self, whole: bytes) -> Engine:
         known = engines.NAMES.get(self._engine)
-        if known is None or known.mark not in whole:  # another image under the same address
-            found = (engine for engine, table in engines.NAMES.items() if table.mark in whole)
-            self._engine = next(found, Engine.UNKNOWN)
-        return self._engine
+        if known is not None and known.mark in whole:
+            return self._engine
+        # None yet, or another image under the same address.
+        found = (e for e, t in engines.NAMES.items() if t.mark in whole or whole.startswith(t.mark[1:]))
+        return next(found, Engine.UNKNOWN)
 
-    def _samples(self, whole: bytes, names: engines.Names) -> list[text.Sample]:
-        """The samples of the first of `names` that has any."""
+    def _total(
+        self, whole: bytes, names: engines.Names, both: Callable[[float, float], float] = operator.add
+    ) -> float | None:
+        """The samples of the first of `names` that has any, added up."""
         for name in names:
-            found = self._finder.samples(whole, name.name)
-            if name.where:
-                found = [one for one in found if _matches(b"," + one[0], name)]
-            if found:
-                return [one for one in found if _counts(one[0])] if len(found) > 1 else found
-        return []
-
-    def _values(self, whole: bytes, names: engines.Names) -> list[float]:
-        return [value for _, value in self._samples(whole, names) if 0 <= value < math.inf]
-
-    def _total(self, whole: bytes, names: engines.Names) -> float | None:
-        values = self._values(whole, names)
-        return math.fsum(values) if values else None
+            found = text.fold(self._finder.lines(whole, name.name), name.name, name.where, both)
+            if found is not None:
+                return found
+        return None
 
     def _capacity_of(self, whole: bytes, table: engines.Table) -> tuple[int | None, int | None]:
         """KV tokens on the device and in host memory."""
         if table.kv_tokens:
             total = self._total(whole, table.kv_tokens)
             return (int(total) if total else None), None
-        config = self._finder.samples(whole, _CONFIG)
+        config = self._finder.lines(whole, _CONFIG)
         if config != self._config:
             device = host = 0
-            for pairs, _ in config:
+            for pairs, _ in text.parse(config, _CONFIG):
                 told = text.labels(pairs)
                 block = _count(told.get("block_size"))
-                device += _count(told.get("kv_cache_size_tokens"))
-                device += block * _count(told.get("num_gpu_blocks")) if not device else 0
+                tokens = _count(told.get("kv_cache_size_tokens"))
+                device += tokens or block * _count(told.get("num_gpu_blocks"))
                 host += block * _count(told.get("num_cpu_blocks"))
             self._config, self._capacity = config, (device or None, host or None)
         return self._capacity
 
     def _asleep(self, whole: bytes) -> bool:
-        states = self._finder.samples(whole, _SLEEP)
+        states = text.parse(self._finder.lines(whole, _SLEEP), _SLEEP)
         awake = [value for pairs, value in states if b'sleep_state="awake"' in pairs]
         return bool(awake) and not any(awake)
 
     def _adapters(self, whole: bytes) -> frozenset[str]:
         names: set[str] = set()
-        for pairs, _ in self._finder.samples(whole, _LORA):
+        for pairs, _ in text.parse(self._finder.lines(whole, _LORA), _LORA):
             told = text.labels(pairs)
             for key in ("running_lora_adapters", "waiting_lora_adapters"):
                 names.update(told.get(key, "").split(",", _ADAPTERS_MAX)[:_ADAPTERS_MAX])
@@ -214,19 +237,9 @@ def _buckets(engine: Engine, lines: bytes) -> Buckets:
             bound = float(text.label(pairs, b"le") or b"")
         except ValueError:
             continue
-        if bound > 0 and 0 <= value < math.inf and (bound in summed or len(summed) < _BUCKETS_MAX):
+        if bound > 0 and (bound in summed or len(summed) < _BUCKETS_MAX):
             summed[bound] = summed.get(bound, 0.0) + value
     return tuple(sorted(summed.items()))
-
-
-def _matches(pairs: bytes, name: engines.Name) -> bool:
-    # A quote inside a value is escaped, so no value can hold such a pair.
-    return all(any(pair in pairs for pair in any_of) for any_of in name.where)
-
-
-def _counts(pairs: bytes) -> bool:
-    """Whether a sample is not a further tensor-parallel rank's view of the same thing."""
-    return b'tp_rank="' not in pairs or b'tp_rank="0"' in pairs
 
 
 def _count(told: str | None) -> int:

@@ -52,6 +52,8 @@ class Learned:
 
     def read(self, window: Window, reading: signals.Reading, sent: _sent.Sent) -> None:
         """Learn from one endpoint's reading; `window` is that endpoint's own."""
+        if not reading.whole:
+            return
         if window.prefill is None or _restarted(window.prefill, reading):
             window.prefill = reading
         if window.prompts is None or _restarted(window.prompts, reading):

@@ -1,7 +1,7 @@
 """Restarts: whether the process behind an address is still the one that was there before.
 
     another start time, or a counter that fell      it restarted
-    refused, then well again, and it tells neither  taken as a restart: nobody listened meanwhile
+    well, refused, well again, and it tells neither taken as a restart: nobody listened meanwhile
 
 What was on its GPU and in its host memory is gone then; an external cache is not.
 
@@ -21,12 +21,13 @@ _COUNTERS = ("queries", "requests", "prompt_tokens", "computed", "prefill_s", "a
 class Restarts:
     """One endpoint's process, as its readings tell it."""
 
-    __slots__ = ("_last", "_refused")
+    __slots__ = ("_last", "_refused", "_was_well")
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._last: signals.Reading | None = None
         self._refused = False
+        self._was_well = False
 
     def refused(self) -> None:
         """Nobody listened."""
@@ -34,10 +35,11 @@ class Restarts:
 
     def well(self) -> bool:
         """Whether it restarted, judged when it answers its health check: only where no reading ever told."""
+        was_well, self._was_well = self._was_well, True
         if not self._refused or self._tells():
             return False
         self._refused = False
-        return True
+        return was_well
 
     def read(self, reading: signals.Reading) -> bool:
         """Whether it restarted since the last reading."""

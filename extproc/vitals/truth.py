@@ -67,15 +67,16 @@ class Truth:
     def read(self, reading: signals.Reading, sent: _sent.Sent, now: float) -> bool:
         """Whether its cache is gone. Moves `scale` when a window is full.
 
-        Args: sent: what we had sent there when the reading was asked for; now [s, monotonic].
+        Args: sent: what we had sent there when the reading was asked for, a copy that is kept; now [s].
         """
         if reading.queries is None or reading.hits is None:
             return False
-        found = reading.hits + (reading.cold_hits or 0.0)
-        here = _Start(reading.queries, reading.hits, found, sent.copy(), now)
         if self._long is None or self._short is None:
-            self._long = self._short = here
+            self._long = self._short = _Start(reading, sent, now)
             return False
+        if sent.requests - self._short.sent.requests < _LOST_REQUESTS:
+            return False
+        here = _Start(reading, sent, now)
         short = _Window(self._short, here)
         if short.requests >= _LOST_REQUESTS and short.tokens >= _LOST_TOKENS:
             self._short = here
@@ -102,10 +103,10 @@ class _Start:
 
     __slots__ = ("at_s", "found", "hits", "queries", "sent")
 
-    def __init__(self, queries: float, hits: float, found: float, sent: _sent.Sent, at_s: float) -> None:
-        self.queries = queries
-        self.hits = hits  # on the GPU
-        self.found = found  # in any tier
+    def __init__(self, reading: signals.Reading, sent: _sent.Sent, at_s: float) -> None:
+        self.queries = reading.queries or 0.0
+        self.hits = reading.hits or 0.0  # on the GPU
+        self.found = self.hits + (reading.cold_hits or 0.0)  # in any tier
         self.sent = sent
         self.at_s = at_s
 

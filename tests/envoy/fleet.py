@@ -62,8 +62,10 @@ class Fleet:
     async def start_kvring(self) -> None:
         assert self.kvring is None
         config = {f"{name}_listen": where for name, where in self._listen.items()}
-        self._pool["endpoints"] = [{"name": each.name, "address": each.address} for each in self.endpoints]
-        self._config_path.write_text(yaml.safe_dump(config | self._settings | {"pools": [self._pool]}))
+        listed = [{"name": each.name, "address": each.address} for each in self.endpoints]
+        own = [] if "file" in self._pool else [self._pool | {"endpoints": listed}]
+        pools = self._settings.get("pools") or own or [self._pool]
+        self._config_path.write_text(yaml.safe_dump(config | self._settings | {"pools": pools}))
         self.kvring = await self._kvring_stack.enter_async_context(
             gateway.command(["serve", "--config", str(self._config_path)], name="kvring")
         )

@@ -34,6 +34,8 @@ class Troublemaker:
             if self.health == "hang":
                 await asyncio.Event().wait()
             return web.Response(status=200 if self.health == "ok" else int(self.health))
+        if request.headers.get("user-agent", "").startswith("kvring/"):  # its metrics, its models
+            return web.Response(status=404)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.bodies.append(client.sha256(await request.read()))
         kind = self.kinds[self._turn % len(self.kinds)]

@@ -24,7 +24,7 @@ TEXTS = st.binary(max_size=300) | st.lists(LINES, max_size=20).map(b"\n".join)
 
 
 def sound(reading: signals.Reading) -> None:
-    for name in signals.Reading.__slots__:
+    for name in signals.Reading.__struct_fields__:
         value = getattr(reading, name)
         assert not isinstance(value, float) or (0 <= value < math.inf)
     assert reading.kv_usage is None or reading.kv_usage <= 1

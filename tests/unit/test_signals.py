@@ -3,6 +3,7 @@
 import math
 import pathlib
 
+import msgspec
 import pytest
 
 from extproc import signals
@@ -35,7 +36,7 @@ def test_a_real_vllm_is_read() -> None:
 def test_a_second_reading_finds_everything_again_wherever_it_has_moved() -> None:
     reader = signals.Reader()
     first = reader.read(DUMP)
-    assert reader.read(DUMP) == first
+    assert msgspec.structs.replace(reader.read(DUMP), whole=True) == first
     blocks = DUMP.split(b"# HELP")
     turned = b"# HELP".join([b"", *reversed(blocks[1:])])
     assert reader.read(turned).hits == first.hits
@@ -48,6 +49,22 @@ def test_a_family_that_appears_later_is_found_within_16_readings() -> None:
     early = DUMP.replace(b"http_requests_total", b"http_nothing_total")
     assert reader.read(early).faults is None
     assert any(reader.read(DUMP).faults == 2 for _ in range(16))
+
+
+def test_what_moves_slowly_is_read_every_fifth_time_and_at_once_after_a_restart() -> None:
+    reader = signals.Reader()
+    first = reader.read(DUMP)
+    later = DUMP.replace(
+        b'prefill_time_seconds_sum{engine="0",model_name="tiny"} 46.8', b"prefill_time_seconds_sum 99"
+    )
+    readings = [reader.read(later) for _ in range(5)]
+    assert [one.whole for one in readings] == [False] * 4 + [True]
+    assert [one.prefill_s == first.prefill_s for one in readings] == [True] * 4 + [False]
+    assert not reader.read(DUMP).whole
+    restarted = later.replace(
+        b"process_start_time_seconds 1.79596354815e+09", b"process_start_time_seconds 2e9"
+    )
+    assert reader.read(restarted).whole
 
 
 def test_older_names_of_vllm_are_known() -> None:
@@ -115,9 +132,9 @@ def test_tgi_is_read() -> None:
 
 def test_what_is_not_told_is_none_and_never_zero() -> None:
     reading = read("vllm:num_requests_running 1\n")
-    told = {"engine", "running", "asleep", "adapters", "ttft_lines", "in_engine"}
-    assert {name for name in signals.Reading.__slots__ if getattr(reading, name) is None} == {
-        name for name in signals.Reading.__slots__ if name not in told
+    told = {"engine", "running", "asleep", "adapters", "ttft_lines", "whole"}
+    assert {name for name in signals.Reading.__struct_fields__ if getattr(reading, name) is None} == {
+        name for name in signals.Reading.__struct_fields__ if name not in told
     }
     assert read("") == read("nothing 1\n") == signals.Reading()
     assert read("").in_engine is None

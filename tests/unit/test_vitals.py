@@ -1,9 +1,9 @@
 """What readings mean over time: restarts, refusals, truth of predictions, learned figures."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc import sent, signals, vitals
@@ -17,7 +17,7 @@ BASE = signals.Reading(
 
 
 def reading(**fields: Any) -> signals.Reading:
-    return dataclasses.replace(BASE, **fields)
+    return msgspec.structs.replace(BASE, **fields)
 
 
 # ---- restarts ----
@@ -43,6 +43,14 @@ def test_a_restart_is_another_start_time_or_else_a_counter_that_fell(
     assert not seen.read(BASE)
     assert seen.read(second) is restarted
     assert not seen.read(second)
+
+
+def test_who_is_first_seen_to_refuse_has_only_started() -> None:
+    seen = vitals.Restarts()
+    seen.refused()
+    assert not seen.well()
+    seen.refused()
+    assert seen.well()
 
 
 def test_who_was_refused_and_tells_nothing_is_taken_as_restarted_once() -> None:
@@ -140,7 +148,7 @@ class Pair:
 
     def read(self) -> bool:
         told = reading(queries=self.queries, hits=self.hits, cold_hits=self.cold)
-        return self.truth.read(told, self.sent, self.now)
+        return self.truth.read(told, self.sent.copy(), self.now)
 
     def window(self, predicted: float, true: float, cold: float = 0.0) -> None:
         for _ in range(2):

@@ -1,0 +1,96 @@
+"""`kvring state`: what a running kvring says of itself, for people and for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from extproc import cli
+from tests import ext_proc_client
+from tests.ext_proc_client import Mode
+from tests.functional import engines
+from tests.functional.conftest import PATH, Launch, Sidecar, chat, eventually
+
+PROMPT = "words that nobody should find"
+
+
+async def state(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = await asyncio.to_thread(cli.main, ["state", *words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+async def told(running: Sidecar, holds: Callable[[dict[str, Any]], bool]) -> None:
+    """Return once the state of pool chat is so."""
+
+    async def is_so() -> bool:
+        pools = json.loads((await running.get("/api/state"))[1])["pools"]
+        return holds(next(one for one in pools if one["name"] == "chat"))
+
+    await eventually(is_so)
+
+
+async def test_a_running_kvring_shows_pools_endpoints_and_nothing_of_prompts(
+    sidecar: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    up, down = engines.Engine(running=3, waiting=1, kv_usage=0.25), engines.Engine()
+    await up.start()
+    await down.start()
+    await down.stop()
+    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.05, "timeout_s": 0.5}}
+    try:
+        running = await sidecar(
+            {},
+            pools=[
+                {"name": "chat", "endpoints": [{"name": "up", "address": up.address}]} | quick,
+                {
+                    "name": "code",
+                    "endpoints": [{"name": "down", "address": down.address}],
+                    "match": {"models": ["coder*"]},
+                }
+                | quick,
+            ],
+        )
+        async with ext_proc_client.connect(running.grpc) as client:
+            stream = client.open(request_body_mode=Mode.BUFFERED)
+            await stream.request_headers(PATH)
+            await stream.receive()
+            await stream.request_body(chat(PROMPT * 100))
+            await stream.receive()
+            await told(running, lambda pool: pool["endpoints"][0]["signals"] is not None)
+
+            code, text = await state(capsys, "--admin", running.admin)
+            assert code == 1, "a pool has nobody"
+            assert "pool chat: policy cost" in text
+            assert "out: refused" in text
+            assert "3+1" in text
+            assert "25%" in text
+            assert "nobody can be chosen" in text
+            assert PROMPT not in text
+
+            code, text = await state(capsys, "--admin", f"http://{running.admin}", "--pool", "chat", "--json")
+            assert code == 0
+            (pool,) = json.loads(text)["pools"]
+            (one,) = pool["endpoints"]
+            assert (one["inflight"], one["models"], one["ready"]) == (1, ["base"], True)
+            assert one["signals"]["foreign"] == 3
+            assert one["signals"]["age_s"] < 5
+            assert PROMPT not in text
+            await stream.half_close()
+            await stream.rest()
+    finally:
+        await up.stop()
+
+
+async def test_who_is_not_kvring_is_told_apart(
+    capsys: pytest.CaptureFixture[str], unused_address: str
+) -> None:
+    code, text = await state(capsys, "--admin", unused_address)
+    assert code == 2
+    assert text.startswith(f"kvring state: no answer from {unused_address}: ")
+    code, text = await state(capsys, "--admin", "https://x")
+    assert code == 2
