@@ -35,6 +35,7 @@ MODELS = {
 _QUESTIONS = ((32, 0.1), (64, 0.2), (128, 0.3), (256, 0.4))
 _OUTPUT_TOKENS = 100
 _BUFFERED_TOKENS = 32
+_SHARED = 0.9  # of a prompt, with the article's own sizes
 
 
 def make(
@@ -57,6 +58,8 @@ def make(
 
     def starts(seed: int) -> client.Starts:
         lengths = _lengths(random.Random(f"{seed}/prefixes"), prefixes, prefix_tokens)
+        if shared < _SHARED:  # prompts stay as long: what the prefix loses the question gains
+            lengths = [round(length * shared / _SHARED) for length in lengths]
         systems = [content.piece(seed, "prefix", prefix) for prefix in range(prefixes)]
         heads = [
             content.Content.of([(system, length)]) for system, length in zip(systems, lengths, strict=True)
@@ -95,8 +98,8 @@ def _user(
         prefix = rng.randrange(len(heads))
         question = rng.choices(sizes, shares)[0]
         head = heads[prefix]
-        if shared < 0.9:
-            question = round(head.tokens * (1 - shared) / shared * (0.5 + question / 256))
+        if shared < _SHARED:
+            question = round(head.tokens * (1 - shared) / shared * rng.uniform(0.75, 1.25))
         yield client.Pause(rng.uniform(0.5, 2.0))
         mine = content.piece(seed, "question", user, turn)
         yield client.Ask(
