@@ -86,7 +86,12 @@ async def test_256_parked_requests_of_one_prompt_stay_below_the_bound(fleet, pol
 
 async def test_without_a_bound_the_same_burst_is_all_on_one_endpoint(fleet):
     """So the test above can fail."""
-    pool = {"bound_factor": 100, "bound_floor_tokens": 10_000_000, "prefill_tokens_per_s": 10}
+    pool = {
+        "bound_factor": 100,
+        "bound_floor_tokens": 10_000_000,
+        "kv_tokens": 100_000_000,  # nor a lack of KV space
+        "prefill_tokens_per_s": 10,
+    }
     async with fleet(policy="ring", pool=pool, **PARKED) as running:
         async with _parked(running, 64) as looks:
             works = _works(looks[-1])
