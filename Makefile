@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-heavy check format bench docs proto clean
+.PHONY: help demo up test test-heavy test-engine check format bench docs proto clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -21,6 +21,9 @@ test: $(VENV)/.dev    ## the test suite (ARGS="-k name")
 
 test-heavy: $(VENV)/.dev   ## the long tests, minutes each
 	$(BIN)/python -m pytest -m heavy --timeout 900 $(ARGS)
+
+test-engine: $(VENV)/.dev   ## two real vLLM processes on the CPU behind Envoy (KVRING_ENGINE=where one is installed)
+	$(BIN)/python -m pytest -m heavy -s tests/envoy/test_real_engine.py $(ARGS)
 
 bench: $(VENV)/.dev   ## measurements, as ratios within one run
 	$(BIN)/python -m pytest -m bench --timeout 900 -s tests/bench $(ARGS)
