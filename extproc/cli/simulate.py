@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from extproc import policy
-from extproc.sim import chooser, comparison, performance, plot, policies, scenario, traces, workloads
+from extproc.sim import chooser, comparison, content, performance, plot, policies, scenario, traces, workloads
 
 __all__ = ["add_arguments", "run"]
 
@@ -173,6 +173,9 @@ def _check(asked: scenario.Scenario) -> None:
         raise ValueError(
             f"warm-up {asked.warmup_s:g} s: must end before the duration, {asked.duration_s:g} s"
         )
+    block_tokens = asked.models[0].block_tokens
+    if block_tokens % content.BLOCK_TOKENS:
+        raise ValueError(f"block_tokens is {block_tokens}, must be a multiple of {content.BLOCK_TOKENS}")
     known = {f"replica-{number}" for number in range(len(asked.models))}
     added = {event.endpoint for event in asked.events if event.kind is scenario.Kind.ADD}
     for event in asked.events:
@@ -228,14 +231,14 @@ def _tell(made: comparison.Comparison, console: Console) -> None:
             table.add_row(label, *cells)
     else:  # many policies: one a line, the main figures
         shown = [row for row in made_rows if row[0] in _MAIN]
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for _, label, _ in shown:
-            table.add_column(label.strip(), justify="right", overflow="fold")
+            table.add_column(label, justify="right")
         for number, name in enumerate(made.runs):
-            table.add_row(name, *(cells[number] for _, _, cells in shown))
+            table.add_row(name, *("\n".join(cells[number].split("  ")) for _, _, cells in shown))
     console.print(
-        f"{asked.summary}\n{len(asked.models)} endpoints, {asked.routers} routers, {measured_s:,.0f} s measured, "
-        f"{len(made.seeds)} seeds; x: ratio to {made.baseline}",
+        f"{asked.summary}\n{len(asked.models)} endpoints, {asked.routers} routers, "
+        f"{measured_s:,.0f} s measured, {len(made.seeds)} seeds; x: ratio to {made.baseline}",
         highlight=False,
     )
     console.print(table, highlight=False)

@@ -87,7 +87,7 @@ def compare(
 
 
 def rows(made: Comparison) -> list[tuple[str, str, list[str]]]:
-    """The table: figure, label, then for each policy the mean, its spread over seeds, the ratio to the baseline."""
+    """The table: figure, label, then for each policy mean, spread over seeds, ratio to the baseline."""
     merged = {name: figures.merge(runs) for name, runs in made.runs.items()}
     base = merged[made.baseline]
     table = []

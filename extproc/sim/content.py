@@ -39,42 +39,43 @@ def piece(*names: str | int) -> int:
 
 
 class Content:
-    """A prompt, or the start of one."""
+    """A prompt, or the start of one. `path`: hash of all of it; `hashes`: names of its full blocks."""
 
-    __slots__ = ("_path", "hashes", "tokens")
+    __slots__ = ("hashes", "path", "tokens")
 
-    def __init__(self, adapter: str = "") -> None:
-        """An empty prompt under `adapter`: prompts under different ones share no cache."""
-        self._path = piece("adapter", adapter)
-        self.tokens = 0
-        self.hashes: list[int] = []
+    def __init__(
+        self, adapter: str = "", pieces: Iterable[tuple[int, int]] = (), start: Content | None = None
+    ) -> None:
+        """(piece id, tokens [>= 0]) in a row, behind `start` if there is one, else under `adapter`.
+
+        Prompts under different adapters share no cache.
+        """
+        self.path: int = piece("adapter", adapter) if start is None else start.path
+        self.tokens: int = 0 if start is None else start.tokens
+        self.hashes: list[int] = [] if start is None else start.hashes.copy()
+        for piece_id, tokens in pieces:
+            self._append(piece_id, tokens)
+
+    @classmethod
+    def of(cls, pieces: Iterable[tuple[int, int]], adapter: str = "") -> Self:
+        """A prompt of (piece id, tokens [>= 0]) in a row."""
+        return cls(adapter, pieces)
 
     @classmethod
     def of_hashes(cls, hashes: list[int], tokens: int, tail: int) -> Self:
         """A prompt whose blocks of `BLOCK_TOKENS` have names already; `tail` [64-bit] names what is left."""
         made = cls()
-        made._path, made.hashes, made.tokens = tail, hashes, tokens
-        return made
-
-    @classmethod
-    def of(cls, pieces: Iterable[tuple[int, int]], adapter: str = "", start: Content | None = None) -> Self:
-        """A prompt of (piece id, tokens [>= 0]) in a row, behind `start` if there is one."""
-        if start is None:
-            made = cls(adapter)
-        else:
-            made = cls.of_hashes(start.hashes.copy(), start.tokens, start._path)
-        for piece_id, tokens in pieces:
-            made._append(piece_id, tokens)
+        made.path, made.hashes, made.tokens = tail, hashes, tokens
         return made
 
     def then(self, piece_id: int, tokens: int) -> Self:
         """This prompt with `tokens` [>= 0] of `piece_id` behind it; of a cut piece the start is equal."""
-        return self.of(((piece_id, tokens),), start=self)
+        return type(self)(pieces=((piece_id, tokens),), start=self)
 
     def chain(self) -> chain.Chain:
         """The router's chain of it."""
         step = ROUTER_BLOCK_TOKENS // BLOCK_TOKENS
-        return chain.Chain(tuple(self.hashes[step - 1 :: step]), self._path)
+        return chain.Chain(tuple(self.hashes[step - 1 :: step]), self.path)
 
     def blocks(self, block_tokens: int) -> list[int]:
         """Names of its full blocks of `block_tokens`, a multiple of `BLOCK_TOKENS`; else ValueError."""
@@ -84,11 +85,11 @@ class Content:
         return self.hashes[step - 1 :: step]
 
     def _append(self, piece_id: int, tokens: int) -> None:
-        seed = _mix(self._path, piece_id)
+        seed = _mix(self.path, piece_id)
         first = (len(self.hashes) + 1) * BLOCK_TOKENS - self.tokens
         self.hashes += [(seed + offset * _STEP) & _MASK for offset in range(first, tokens + 1, BLOCK_TOKENS)]
         self.tokens += tokens
-        self._path = _mix(seed, tokens)
+        self.path = _mix(seed, tokens)
 
 
 def _mix(one: int, other: int) -> int:

@@ -137,7 +137,8 @@ class KvCache:
         self._references = [0] * blocks
         self._hashes: list[int | None] = [None] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
-        self._copies: dict[int, dict[int, None]] = {}  # hash -> blocks that hold it, oldest first
+        self._holders: dict[int, int] = {}  # hash -> the block that has held it longest
+        self._copies: dict[int, dict[int, None]] = {}  # hash -> other blocks that hold it, oldest first
         self._host: OrderedDict[int, None] = OrderedDict()
         self._reserved = 0
 
@@ -154,7 +155,7 @@ class KvCache:
     @property
     def cached_hashes(self) -> frozenset[int]:
         """Hashes that would hit on the device. A copy: for tests and dumps."""
-        return frozenset(self._copies)
+        return frozenset(self._holders)
 
     @property
     def host_hashes(self) -> frozenset[int]:
@@ -168,9 +169,9 @@ class KvCache:
     def match(self, hashes: Sequence[int], prompt_tokens: int) -> tuple[int, int]:
         """Leading prompt blocks found on the device, and beyond it after those [count, count]."""
         limit = min((prompt_tokens - 1) // self.block_tokens, len(hashes))
-        copies, host, external = self._copies, self._host, self.external
+        holders, host, external = self._holders, self._host, self.external
         device = 0
-        while device < limit and hashes[device] in copies:
+        while device < limit and hashes[device] in holders:
             device += 1
         end = device
         if external is None:
@@ -194,14 +195,16 @@ class KvCache:
         """
         device, host = self.match(hashes, prompt_tokens) if reads else (0, 0)
         references = self._references
-        hit = [next(iter(self._copies[value])) for value in hashes[:device]]
-        idle = sum(1 for block in hit if not references[block])
+        holders = self._holders
+        hit = [holders[value] for value in hashes[:device]]
+        idle = [block for block in hit if not references[block]]
         fresh = self.blocks_for(tokens_max) - device
-        if fresh > self.available_blocks - idle:
+        if fresh > self.available_blocks - len(idle):
             return None
+        free = self._free
+        for block in idle:
+            del free[block]
         for block in hit:
-            if not references[block]:
-                del self._free[block]
             references[block] += 1
         self._reserved += fresh
         allocation = Allocation(hashes, hit, fresh)
@@ -222,16 +225,33 @@ class KvCache:
             raise ValueError(f"{missing} blocks asked, {allocation.reserved} promised")
         allocation.reserved -= missing
         self._reserved -= missing
+        # the innermost loop of a simulation: names are looked up once
+        take, references, known, append = (
+            self._free.popitem,
+            self._references,
+            self._hashes,
+            allocation.blocks.append,
+        )
         for _ in range(missing):
-            allocation.blocks.append(self._take())
+            block, _none = take(last=False)
+            references[block] = 1
+            value = known[block]
+            if value is not None:
+                known[block] = None
+                self._forget(block, value)
+            append(block)
 
     def commit(self, allocation: Allocation, tokens: int) -> None:
         """Makes the full blocks of the request's first `tokens` tokens known by their hashes."""
+        holders = self._holders
         end = min(tokens // self.block_tokens, len(allocation.chain))
         for index in range(allocation.committed, end):
             block, value = allocation.blocks[index], allocation.chain[index]
             self._hashes[block] = value
-            self._copies.setdefault(value, {})[block] = None
+            if value not in holders:
+                holders[value] = block
+            else:
+                self._copies.setdefault(value, {})[block] = None
         if self.external is not None and end > allocation.committed:
             self.external.put(allocation.chain[allocation.committed : end])
         allocation.committed = max(allocation.committed, end)
@@ -254,6 +274,7 @@ class KvCache:
         """
         if self.used_blocks:
             return False
+        self._holders.clear()
         self._copies.clear()
         self._hashes = [None] * self.blocks
         return True
@@ -271,18 +292,18 @@ class KvCache:
             self.external.put(values)
         return stored
 
-    def _take(self) -> int:
-        block, _ = self._free.popitem(last=False)
-        self._references[block] = 1
-        value = self._hashes[block]
-        if value is not None:
-            self._hashes[block] = None
-            copies = self._copies[value]
-            del copies[block]
-            if not copies:
-                del self._copies[value]
-                self._offload(value)
-        return block
+    def _forget(self, block: int, value: int) -> None:
+        """`block` holds `value` no more; if no other does, it moves to host memory."""
+        copies = self._copies.get(value)
+        if copies is None:
+            del self._holders[value]
+            self._offload(value)
+            return
+        if self._holders[value] == block:
+            block = self._holders[value] = next(iter(copies))
+        del copies[block]
+        if not copies:
+            del self._copies[value]
 
     def _offload(self, value: int) -> None:
         if not self.host_blocks:

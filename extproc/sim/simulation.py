@@ -182,7 +182,10 @@ class Simulation:
 
         def learn(other: policies.Production) -> None:
             if one.record.finished_s is None and one.record.error is None:
-                one.leases.append(other.learn(request, made.endpoint.id, uncached, self._clock.now))
+                lease = other.learn(request, made.endpoint.id, uncached, self._clock.now)
+                one.leases.append(lease)
+                if one.record.first_s is not None and self._asked.sees_first_token:
+                    lease.prefilled()
 
         for number, other in enumerate(self._choosers):
             if number != index and isinstance(other, policies.Production):
@@ -260,7 +263,8 @@ class Simulation:
         self._clock.after(self._asked.detect_s, self._see)
 
     def _boot(self, replica: fleet.Replica) -> None:
-        self._fleet.boot(replica, self._clock.now)
+        if replica.engine is None:  # else another restart was quicker
+            self._fleet.boot(replica, self._clock.now)
         self._clock.after(self._asked.detect_s, self._see)
 
     def _see(self) -> None:

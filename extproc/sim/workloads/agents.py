@@ -26,7 +26,7 @@ def make(
 
     def starts(seed: int) -> client.Starts:
         for agent in range(count):
-            yield client.Start(agent * 0.5, _agent(seed, agent, agent % kinds, group))
+            yield client.Start(agent * 0.5 / load, _agent(seed, agent, agent % kinds, group))
 
     return scenario.Scenario(
         name="agents",

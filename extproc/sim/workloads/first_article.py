@@ -35,6 +35,7 @@ MODELS = {
 _QUESTIONS = ((32, 0.1), (64, 0.2), (128, 0.3), (256, 0.4))
 _OUTPUT_TOKENS = 100
 _BUFFERED_TOKENS = 32
+_SHARED = 0.9  # of a prompt, with the article's own sizes
 
 
 def make(
@@ -57,8 +58,14 @@ def make(
 
     def starts(seed: int) -> client.Starts:
         lengths = _lengths(random.Random(f"{seed}/prefixes"), prefixes, prefix_tokens)
+        if shared < _SHARED:  # prompts stay as long: what the prefix loses the question gains
+            lengths = [round(length * shared / _SHARED) for length in lengths]
+        systems = [content.piece(seed, "prefix", prefix) for prefix in range(prefixes)]
+        heads = [
+            content.Content.of([(system, length)]) for system, length in zip(systems, lengths, strict=True)
+        ]
         for user in range(people):
-            yield client.Start(0.0, _user(seed, user, lengths, shared))
+            yield client.Start(0.0, _user(seed, user, systems, heads, shared))
 
     return scenario.Scenario(
         name="first",
@@ -80,22 +87,27 @@ def _lengths(rng: random.Random, count: int, sum_tokens: int) -> list[int]:
     return [round(length * scale) for length in lengths]
 
 
-def _user(seed: int, user: int, lengths: list[int], shared: float) -> client.Script:
+def _user(
+    seed: int, user: int, systems: list[int], heads: list[content.Content], shared: float
+) -> client.Script:
     rng = random.Random(f"{seed}/user/{user}")
     sizes = [size for size, _ in _QUESTIONS]
     shares = [share for _, share in _QUESTIONS]
     turn = 0
     while True:
-        prefix = rng.randrange(len(lengths))
+        prefix = rng.randrange(len(heads))
         question = rng.choices(sizes, shares)[0]
-        if shared < 0.9:
-            question = round(lengths[prefix] * (1 - shared) / shared * (0.5 + question / 256))
+        head = heads[prefix]
+        if shared < _SHARED:
+            question = round(head.tokens * (1 - shared) / shared * rng.uniform(0.75, 1.25))
         yield client.Pause(rng.uniform(0.5, 2.0))
-        system = content.piece(seed, "prefix", prefix)
         mine = content.piece(seed, "question", user, turn)
-        prompt = content.Content().then(system, lengths[prefix]).then(mine, question)
         yield client.Ask(
-            prompt, _OUTPUT_TOKENS, f"prefix {prefix}",
-            system_tokens=lengths[prefix], system=system, user=mine,
-        )  # fmt: skip
+            head.then(mine, question),
+            _OUTPUT_TOKENS,
+            f"prefix {prefix}",
+            system_tokens=head.tokens,
+            system=systems[prefix],
+            user=mine,
+        )
         turn += 1
