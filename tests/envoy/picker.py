@@ -72,7 +72,14 @@ class Picker:
 async def picker() -> AsyncIterator[Picker]:
     """A picker that listens, its health service (all SERVING) on the same port."""
     running = Picker()
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", 64 << 20),
+            # as kvring's server: from 1,000 streams not begun on, gRPC resets some at random
+            ("grpc.server.max_pending_requests", 100_000),
+            ("grpc.server.max_pending_requests_hard_limit", 100_000),
+        ]
+    )
     handler = grpc.stream_stream_rpc_method_handler(
         running.process, request_deserializer=wire.parse, response_serializer=wire.serialize
     )
