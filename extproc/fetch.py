@@ -37,12 +37,13 @@ class Answer:
 
 class FetchError(Exception):
     """No answer came. `problem`: "refused" (nobody listens, or reset), "timeout", "malformed", "unreachable"
-    or "no descriptors" (our own limit: says nothing about the other side).
+    or "no descriptors" (our own limit: says nothing about the other side). `nobody`: nobody listens there.
     """
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, *, nobody: bool = False) -> None:
         super().__init__(problem)
         self.problem = problem
+        self.nobody = nobody
 
 
 class Connection:
@@ -69,8 +70,8 @@ class Connection:
             raise FetchError("timeout") from None
         except _MalformedError:
             raise FetchError("malformed") from None
-        except (ConnectionError, EOFError):
-            raise FetchError("refused") from None
+        except (ConnectionError, EOFError) as error:
+            raise FetchError("refused", nobody=isinstance(error, ConnectionRefusedError)) from None
         except OSError as error:
             raise FetchError("no descriptors" if error.errno in _OURS else "unreachable") from None
         finally:

@@ -7,6 +7,7 @@ Never: a label of a request's. Called by: metrics (registers), docs/generate.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -100,9 +101,9 @@ def _found(view: views.EndpointView) -> Iterator[Sample]:
         yield ("other",), reading.cold_hits
 
 
-def _gap(view: views.EndpointView) -> float | None:
+def _gap(view: views.EndpointView) -> float:
     predicted, true = view.known.predicted, view.known.true
-    return None if predicted is None or true is None else predicted - true
+    return math.nan if predicted is None or true is None else predicted - true
 
 
 _Pool = Callable[[views.PoolView], Iterator[Sample]]
@@ -201,7 +202,7 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
     (
         _Family(
             "kvring_prediction_gap_ratio",
-            "Share of prompt tokens thought to be cached less the share found, in the last window.",
+            "Share of prompt tokens thought cached less the share found, in the last window; NaN before it.",
         ),
         lambda view, _: _one(_gap(view)),
     ),

@@ -32,8 +32,8 @@ class Heard(Protocol):
         """The engine's metrics, as of the last `asking`."""
         ...
 
-    def silent(self, problem: str) -> None:
-        """It did not tell its metrics."""
+    def silent(self, problem: str, *, nobody: bool) -> None:
+        """It did not tell its metrics; `nobody`: since nobody listens there."""
         ...
 
     def models(self, names: frozenset[str] | None) -> None:
@@ -65,14 +65,15 @@ async def watch(
                 models_due_s = now + settings.models_interval_s
                 heard.models(await _models(connection, settings))
             heard.asking()
+            nobody = False
             try:
                 answer = await connection.get(settings.path, settings.timeout_s)
                 problem = "" if answer.status == 200 else f"status {answer.status}"
             except fetch.FetchError as error:
-                problem = error.problem
+                problem, nobody = error.problem, error.nobody
             if problem:
                 silences = min(silences + 1, _SILENCES_MAX)
-                heard.silent(problem)
+                heard.silent(problem, nobody=nobody)
             else:
                 silences = 0
                 heard.reading(reader.read(answer.body))

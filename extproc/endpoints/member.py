@@ -124,13 +124,19 @@ class Member:
         self._asked_sent = router.sent.to(name).copy()
         self._asked_inflight = router.ledger.load(name, self._asked_s).inflight
 
-    def silent(self, problem: str) -> None:
+    def silent(self, problem: str, *, nobody: bool) -> None:
         """It did not tell its metrics."""
         self._silent = problem
         self._fleet.counted.scraped(problem)
+        if nobody:  # no need to wait for the next probe, which will tell when somebody listens again
+            self._restarts.refused()
+            self._set(standing.Against.REFUSED, holds=True)
+            self._fleet.publish()
 
     def models(self, names: frozenset[str] | None) -> None:
         """The models it serves."""
+        if names is not None:
+            names |= self._reading.adapters if self._reading is not None else frozenset()
         changed = names is not None and names != self.models_told
         if changed:
             self.models_told = names
@@ -162,7 +168,11 @@ class Member:
             fleet.learned.read(self._window, reading, self._asked_sent)
             fleet.retune()
             self._keep_for_ttft(reading)
-        fleet.publish()
+        told = self.models_told
+        news = told is not None and not reading.adapters <= told  # loaded since it was asked for its models
+        if told is not None and news:
+            self.models_told = told | reading.adapters
+        fleet.publish(changed=news)
 
     def _signal(self, reading: signals.Reading, now: float) -> None:
         """Tell the router the engine's load and capacity."""

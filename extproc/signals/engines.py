@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from extproc.signals import text
 
-__all__ = ["NAMES", "Engine", "Name", "Names", "Table"]
+__all__ = ["NAMES", "Engine", "Names", "Table"]
 
 
 class Engine(enum.StrEnum):
@@ -28,15 +28,7 @@ class Engine(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A metric, of which only the samples count that have one of the label pairs in each of `where`."""
-
-    name: bytes
-    where: text.Where = ()
-
-
-Names = tuple[Name, ...]
+Names = tuple[text.Name, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +62,12 @@ class Table:
 
 
 def _names(*names: str) -> Names:
-    return tuple(Name(name.encode()) for name in names)
+    return tuple(text.Name(name) for name in names)
 
 
-def _where(name: str, **where: str) -> Name:
+def _where(name: str, **where: str) -> text.Name:
     """Args: where: label -> allowed values, apart by blanks."""
-    groups = []
-    for key, values in where.items():
-        pairs = [f'{key}="{value}"' for value in values.split()]
-        groups.append(tuple(f"{before}{pair}".encode() for pair in pairs for before in "{,"))
-    return Name(name.encode(), tuple(groups))
+    return text.Name(name, {key: values.split() for key, values in where.items()})
 
 
 _POSTS = (_where("http_requests_total", method="POST"),)

@@ -26,10 +26,10 @@ Buckets = tuple[tuple[float, float], ...]
 _ADAPTERS_MAX = 256
 _BUCKETS_MAX = 128
 _EVERY = 5
-_STARTED = (engines.Name(b"process_start_time_seconds"),)
-_CONFIG = b"vllm:cache_config_info"
-_SLEEP = b"vllm:engine_sleep_state"
-_LORA = b"vllm:lora_requests_info"
+_STARTED = (text.Name("process_start_time_seconds"),)
+_CONFIG = text.Name("vllm:cache_config_info")
+_SLEEP = text.Name("vllm:engine_sleep_state")
+_LORA = text.Name("vllm:lora_requests_info")
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -97,9 +97,8 @@ class Reader:
         self._config = b""  # as read last, and what it said
         self._capacity: tuple[int | None, int | None] = (None, None)
 
-    def read(self, exposition: bytes) -> Reading:
+    def read(self, whole: bytes) -> Reading:
         """The reading in an exposition; an empty one if nothing in it is known."""
-        whole = exposition.replace(b"\r", b"") if b"\r" in exposition else exposition
         engine, known = self._engine_of(whole), self._engine
         self._engine = engine
         self._finder.next()
@@ -156,7 +155,7 @@ class Reader:
             prefill_s=self._total(whole, table.prefill_s),
             asleep=self._asleep(whole),
             adapters=self._adapters(whole),
-            ttft_lines=b"".join(self._finder.lines(whole, name.name) for name in table.ttft),
+            ttft_lines=b"".join(self._finder.lines(whole, name) for name in table.ttft),
         )
 
     def _engine_of(self, whole: bytes) -> Engine:
@@ -172,7 +171,7 @@ class Reader:
     ) -> float | None:
         """The samples of the first of `names` that has any, added up."""
         for name in names:
-            found = text.fold(self._finder.lines(whole, name.name), name.name, name.where, both)
+            found = self._finder.total(whole, name, both)
             if found is not None:
                 return found
         return None
@@ -185,7 +184,7 @@ class Reader:
         config = self._finder.lines(whole, _CONFIG)
         if config != self._config:
             device = host = 0
-            for pairs, _ in text.parse(config, _CONFIG):
+            for pairs, _ in text.parse(config, _CONFIG.name):
                 told = text.labels(pairs)
                 block = _count(told.get("block_size"))
                 tokens = _count(told.get("kv_cache_size_tokens"))
@@ -195,13 +194,13 @@ class Reader:
         return self._capacity
 
     def _asleep(self, whole: bytes) -> bool:
-        states = text.parse(self._finder.lines(whole, _SLEEP), _SLEEP)
+        states = text.parse(self._finder.lines(whole, _SLEEP), _SLEEP.name)
         awake = [value for pairs, value in states if b'sleep_state="awake"' in pairs]
         return bool(awake) and not any(awake)
 
     def _adapters(self, whole: bytes) -> frozenset[str]:
         names: set[str] = set()
-        for pairs, _ in text.parse(self._finder.lines(whole, _LORA), _LORA):
+        for pairs, _ in text.parse(self._finder.lines(whole, _LORA), _LORA.name):
             told = text.labels(pairs)
             for key in ("running_lora_adapters", "waiting_lora_adapters"):
                 names.update(told.get(key, "").split(",", _ADAPTERS_MAX)[:_ADAPTERS_MAX])

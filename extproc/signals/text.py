@@ -14,18 +14,38 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Finder", "Where", "fold", "label", "labels", "parse"]
-
-Where = tuple[tuple[bytes, ...], ...]
-"""What a sample's line must hold: of each group one, written `{name="value"` or `,name="value"`."""
+__all__ = ["Finder", "Name", "label", "labels", "parse"]
 
 _BACK_BYTES = 2048  # how far before its last place a family is looked for
 _LOOK_AGAIN = 16
-_LINES_MAX = 4096  # of one family
+_SAMPLES_MAX = 4096  # of one family
 _AFTER_NAME = (b"{", b" ", b"\t")
 _PAIR = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\\n]|\\.)*)"')
+
+
+class Name:
+    """A metric's name, of which only the samples count that have one of the given values in each given label.
+
+    A quote inside a label's value is escaped, so the text of such a pair can't be part of a value.
+    """
+
+    __slots__ = ("name", "needle", "pattern", "size")
+
+    def __init__(self, name: str, where: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Args: where: label -> values."""
+        self.name = name.encode()
+        self.needle = b"\n" + self.name
+        self.size = len(self.name)
+        labels = "".join(
+            rf'(?=[^\n]*[{{,]{re.escape(key)}="(?:{"|".join(map(re.escape, values))})")'
+            for key, values in (where or {}).items()
+        )
+        # Greedy up to the last brace: a brace may stand in a label's value, none in a number.
+        self.pattern = re.compile(
+            rf"^{re.escape(name)}{labels}(?:\{{[^\n]*\}})?[ \t]+([^\s#]+)".encode(), re.MULTILINE
+        )
 
 
 class Finder:
@@ -42,52 +62,60 @@ class Finder:
         """A new exposition follows."""
         self._turn += 1
 
-    def lines(self, text: bytes, name: bytes) -> bytes:
-        """The lines from the first sample called `name` up to the next family's; b"" if there are none."""
-        last = self._places.get(name, 0)
-        if last < 0 and self._turn % _LOOK_AGAIN:
-            return b""
-        start = last - _BACK_BYTES if last > _BACK_BYTES else 0
-        at = _find(text, name, start)
-        if at < 0 and start:
-            at = _find(text, name, 0)
-        self._places[name] = at
+    def total(self, text: bytes, wanted: Name, both: Callable[[float, float], float]) -> float | None:
+        """The values of the samples of `wanted` in `text` put together by `both`; None without any.
+
+        Of tensor-parallel ranks, which all tell the same, only the first counts.
+        """
+        at = self._find(text, wanted)
+        if at < 0:
+            return None
+        end = text.find(b"\n#", at)  # the next family's HELP or TYPE
+        end = end if end >= 0 else len(text)
+        if text.find(b" # ", at, end) >= 0 or text.find(b'tp_rank="', at, end) >= 0:
+            values = wanted.pattern.findall(_plainer(text[at:end]))
+        else:
+            values = wanted.pattern.findall(text, at, end)
+        total: float | None = None
+        for told in values[:_SAMPLES_MAX]:
+            try:
+                value = float(told)
+            except ValueError:
+                continue
+            if 0.0 <= value < math.inf:
+                total = value if total is None else both(total, value)
+        return total
+
+    def lines(self, text: bytes, wanted: Name) -> bytes:
+        """The lines from the first sample of `wanted` up to the next family's; b"" if there are none."""
+        at = self._find(text, wanted)
         if at < 0:
             return b""
-        end = text.find(b"\n#", at)  # the next family's HELP or TYPE
+        end = text.find(b"\n#", at)
         return text[at:end] if end >= 0 else text[at:]
+
+    def _find(self, text: bytes, wanted: Name) -> int:
+        """Where the first line begins that is a sample of `wanted`; -1 if there is none."""
+        last = self._places.get(wanted.name, 0)
+        if last < 0 and self._turn % _LOOK_AGAIN:
+            return -1
+        at = -1
+        if last > _BACK_BYTES:
+            at = _line(text, wanted, last - _BACK_BYTES)
+        if at < 0:
+            at = _line(text, wanted, 0)
+        self._places[wanted.name] = at
+        return at
 
 
 def parse(lines: bytes, name: bytes) -> list[tuple[bytes, float]]:
     """The samples called `name` among `lines`: labels as they stand between the braces, and value."""
     found = []
-    for line in _each(lines):
+    for line in lines.split(b"\n", _SAMPLES_MAX)[:_SAMPLES_MAX] if lines else ():
         value = _value(line, name)
         if value is not None:
             found.append((line[len(name) + 1 : max(line.rfind(b"}"), 0)], value))
     return found
-
-
-def fold(lines: bytes, name: bytes, where: Where, both: Callable[[float, float], float]) -> float | None:
-    """The values of the samples called `name` among `lines` put together by `both`; None without any.
-
-    Of tensor-parallel ranks, which all tell the same, only the first counts.
-    """
-    if not lines:
-        return None
-    if not where and lines.find(b"\n", 0, len(lines) - 1) < 0:  # one line, as usual
-        return _value(lines, name)
-    folded: float | None = None
-    for line in _each(lines):
-        # A quote inside a label's value is escaped, so no value can hold such a pair.
-        if where and not all(any(pair in line for pair in pairs) for pairs in where):
-            continue
-        if b'tp_rank="' in line and b'tp_rank="0"' not in line:
-            continue
-        value = _value(line, name)
-        if value is not None:
-            folded = value if folded is None else both(folded, value)
-    return folded
 
 
 def label(pairs: bytes, name: bytes) -> bytes | None:
@@ -103,31 +131,32 @@ def labels(pairs: bytes) -> dict[str, str]:
     return {key.decode(): _plain(value) for key, value in _PAIR.findall(pairs)}
 
 
-def _each(lines: bytes) -> list[bytes]:
-    return lines.split(b"\n", _LINES_MAX)[:_LINES_MAX] if lines else []
-
-
-def _find(text: bytes, name: bytes, start: int) -> int:
-    """Where the first line from `start` on begins that is a sample called `name`; -1 if there is none."""
-    size = len(name)
-    if not start and text.startswith(name) and text[size : size + 1] in _AFTER_NAME:
+def _line(text: bytes, wanted: Name, start: int) -> int:
+    if not start and text.startswith(wanted.name) and text[wanted.size : wanted.size + 1] in _AFTER_NAME:
         return 0
-    needle = b"\n" + name
-    at = text.find(needle, start)
+    at = text.find(wanted.needle, start)
     while at >= 0:
-        after = at + 1 + size
+        after = at + 1 + wanted.size
         if text[after : after + 1] in _AFTER_NAME:
             return at + 1
-        at = text.find(needle, after)
+        at = text.find(wanted.needle, after)
     return -1
+
+
+def _plainer(lines: bytes) -> bytes:
+    """Without exemplars, and without tensor-parallel ranks but the first."""
+    return b"\n".join(
+        line.partition(b" # ")[0]
+        for line in lines.split(b"\n", _SAMPLES_MAX)[:_SAMPLES_MAX]
+        if b'tp_rank="' not in line or b'tp_rank="0"' in line
+    )
 
 
 def _value(line: bytes, name: bytes) -> float | None:
     size = len(name)
     if not line.startswith(name) or line[size : size + 1] not in _AFTER_NAME:
         return None
-    if b" # " in line:
-        line = line.partition(b" # ")[0]  # an exemplar
+    line = line.partition(b" # ")[0]  # an exemplar
     close = line.rfind(b"}")
     words = line[close + 1 if close >= 0 else size :].split(None, 1)
     try:

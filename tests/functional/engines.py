@@ -37,6 +37,7 @@ class Engine:
     kv_usage: float = 0.0
     kv_tokens: int | None = 100_000
     asleep: bool = False
+    adapters: str = ""
     posts: dict[str, float] = field(default_factory=lambda: {"2xx": 0.0, "5xx": 0.0})
     counters: dict[str, float] = field(default_factory=dict)
     delay_s: float = 0.0
@@ -80,6 +81,8 @@ class Engine:
             f"vllm:kv_cache_usage_perc {self.kv_usage}",
             f'vllm:engine_sleep_state{{sleep_state="awake"}} {float(not self.asleep)}',
         ]
+        if self.adapters:
+            lines.append(f'vllm:lora_requests_info{{running_lora_adapters="{self.adapters}"}} 1.7e9')
         if self.kv_tokens is not None:
             lines.append(f'vllm:cache_config_info{{kv_cache_size_tokens="{self.kv_tokens}"}} 1.0')
         lines += [

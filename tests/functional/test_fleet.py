@@ -380,6 +380,29 @@ async def test_an_adapter_is_sent_only_to_those_that_have_it_as_it_comes_and_goe
         assert {str(running.send(text, "adapter").endpoint.id) for text in texts} == {"e2", "e3"}
 
 
+async def test_an_adapter_at_work_is_known_before_the_models_are_asked_for_again() -> None:
+    made = engines.several(2)
+    settings = config.Signals(interval_s=0.05, models_interval_s=600)
+    async with engines.running(made, signals=settings) as running:
+        assert running.router.pool.models == {"base"}
+        made["e1"].adapters = "new,"
+        await eventually(lambda: {e.id for e in running.router.pool.serving("new")} == {"e1"})
+        assert {e.id for e in running.router.pool.serving("base")} == {"e0", "e1"}
+
+
+async def test_nobody_listening_is_noticed_by_the_scraper_too() -> None:
+    made = engines.several(2)
+    health = config.Health(interval_s=2.0, timeout_s=1.0)
+    async with engines.running(made, health=health) as running:
+        started_s = time.monotonic()
+        await made["e0"].stop()
+        await running.becomes("e1")
+        assert time.monotonic() - started_s < 1.5
+        assert running.against("e0") == {"refused"}
+        await made["e0"].start()
+        await running.becomes("e0", "e1")
+
+
 async def test_who_does_not_tell_its_models_is_taken_to_serve_all() -> None:
     made = engines.several(2)
     made["e0"].models_status = 401

@@ -100,3 +100,20 @@ def test_a_request_that_belongs_to_no_pool_has_no_opinion_and_no_lease() -> None
     assert one.result == choice.NoEndpoint(0, 0)
     one.close()
     assert only.ledger.open_leases == 0
+
+
+def test_envoys_cluster_decides_before_the_model() -> None:
+    bound = router.Router(pool.make("code", CODE), router.Settings())
+    free = router.Router(pool.make("chat", CHAT), router.Settings())
+    made = groups.Groups([groups.Group(free), groups.Group(bound, groups.Match(clusters=("llm-code",)))])
+    for attributes, expected in (
+        ({"xds.cluster_name": "llm-code"}, "code"),
+        ({"xds.cluster_name": "llm-chat"}, "chat"),
+        ({}, "chat"),
+    ):
+        one = exchange.Exchange(made, exchange.Settings())
+        headers = protocol.RequestHeaders(PATH, end_of_stream=True, attributes=attributes)
+        one.receive(headers, 0.0, 0.5)
+        assert isinstance(one.result, choice.Choice)
+        assert one.result.pool == expected
+        one.close()

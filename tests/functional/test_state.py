@@ -61,7 +61,7 @@ async def test_a_running_kvring_shows_pools_endpoints_and_nothing_of_prompts(
             await stream.receive()
             await stream.request_body(chat(PROMPT * 100))
             await stream.receive()
-            await told(running, lambda pool: pool["endpoints"][0]["signals"] is not None)
+            await told(running, lambda pool: (pool["endpoints"][0]["signals"] or {}).get("foreign") == 3)
 
             code, text = await state(capsys, "--admin", running.admin)
             assert code == 1, "a pool has nobody"
