@@ -1,8 +1,9 @@
 """Scraping 256 endpoints every second: what it costs, and whether a choice ever waits for it.
 
 Each answers with the 60 KB of a real vLLM. CPU time of this process, of which the servers are no part, over
-wall time, the least of a few windows, reckoned down by what a fixed piece of work takes meanwhile: where cores
-are shared the same work takes up to twice as long. And how late a timer of 1 ms comes with and without scraping.
+wall time, the least of a few windows, reckoned down by what a fixed piece of work takes meanwhile: where
+cores are shared the same work takes up to twice as long. And how late a timer of 1 ms comes with and without
+scraping.
 """
 
 from __future__ import annotations
