@@ -218,6 +218,10 @@ class Ledger:
         self.open_leases += 1
         return lease
 
+    def forget(self, endpoint: pool.EndpointId) -> None:
+        """Begin with nothing open at `endpoint`; leases that are open now end harmlessly."""
+        self._accounts.pop(endpoint, None)
+
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`; their open leases end harmlessly."""
         for endpoint in self._accounts.keys() - set(members):

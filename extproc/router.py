@@ -116,6 +116,12 @@ class Router:
         self.signals.drop(endpoint)
         self.ramp.begin(endpoint, now)
 
+    def replace(self, endpoint: _pool.EndpointId, now: float) -> None:
+        """Another endpoint has taken over its name: as `restart`, and what is open is not open there."""
+        self.restart(endpoint, now)
+        self.ledger.forget(endpoint)
+        self.sent.forget(endpoint)
+
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
         own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
