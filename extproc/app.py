@@ -27,6 +27,7 @@ from extproc import (
     choice,
     config,
     groups,
+    journal,
     log,
     metrics,
     router,
@@ -45,7 +46,7 @@ async def run(settings: config.Config) -> None:
 
     Prints one line to stdout when ready: `ready {"grpc": ..., "health": ..., "admin": ...}`.
     Raises: server.BindError, OSError if an address can't be listened on; config.ConfigError if a source
-    can't be asked from here.
+    can't be asked from here; admin.AccessError if its token can't be used.
     """
     log.setup(settings.log_level)
     clock, chance = time.monotonic, random.SystemRandom().random
@@ -68,7 +69,15 @@ async def run(settings: config.Config) -> None:
         fleets[chosen.pool].answered(chosen.endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
-    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)
+    latest = journal.Journal()
+    desk = admin.Desk(
+        pools,
+        settings.exchange_settings(),
+        latest,
+        config.plain(settings),
+        admin.Access(settings.admin_token_file),
+    )
+    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready, desk)
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
@@ -79,6 +88,7 @@ async def run(settings: config.Config) -> None:
         clock,
         chance,
         answered,
+        latest,
     )
     signals = _signals()
 

@@ -22,10 +22,13 @@ import xxhash
 
 from extproc import pool
 
-__all__ = ["POINTS", "Ring"]
+__all__ = ["POINTS", "Ring", "place"]
 
 POINTS = 256
 """Points of an endpoint of weight 1: the fullest of 8 then holds 1.09 times its fair share, 1.16 at worst."""
+
+
+_CIRCLE = 2**64
 
 
 class Ring:
@@ -63,6 +66,16 @@ class Ring:
         """The first endpoint in the order of `key`; None on an empty ring."""
         return next(self.order(key), None)
 
+    def slots(self, count: int) -> list[pool.EndpointId]:
+        """Who a key's first probe finds at `count` [> 0] even steps around the circle, to draw it by."""
+        if not self.members:
+            return []
+        everybody = {name for name, _ in self.members}
+        return [
+            self._first_wanted(bisect_left(self._positions, round((at + 0.5) / count * _CIRCLE)), everybody)
+            for at in range(count)
+        ]
+
     def _first_wanted(self, at: int, wanted: Collection[pool.EndpointId]) -> pool.EndpointId:
         owners = self._owners
         size = len(owners)
@@ -70,6 +83,11 @@ class Ring:
         while owners[at] not in wanted:
             at = (at + 1) % size
         return owners[at]
+
+
+def place(key: int) -> float:
+    """Where the first probe of `key` stands on the circle [0..1)."""
+    return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), 0) / _CIRCLE
 
 
 def _point(name: str, number: int) -> int:

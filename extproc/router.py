@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
@@ -27,12 +28,13 @@ from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
 from extproc import ramp as _ramp
+from extproc import request as _request
 from extproc import residency as _residency
 from extproc import ring as _ring
 from extproc import sent as _sent
 from extproc import signals as _signals
 
-__all__ = ["Request", "Router", "Settings"]
+__all__ = ["Preview", "Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
@@ -40,27 +42,8 @@ _KEYLESS = {*_CHAINLESS, "least_load"}
 
 
 Settings = tuning.Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a choice needs to know; `Router.read` makes it of a prompt, the simulator of a trace.
-
-    `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
-    lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
-    request's own key, `explicit_by` where it stood. `previous`: the stored answer that it continues.
-    `model`: who may serve it; None if that is not known.
-    """
-
-    chain: _chain.Chain | None = None
-    tokens: float = 0.0
-    unread_tokens: float = 0.0
-    prefills: bool = True
-    unkeyed: _prompt.Unkeyed | None = None
-    explicit: str | None = None
-    explicit_by: _choice.KeyedBy = _choice.KeyedBy.HEADER
-    previous: str | None = None
-    model: str | None = None
+Request = _request.Request
+Preview = _request.Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +58,13 @@ class _Key:
     anchor_block: int | None = None
     first: _pool.EndpointId | None = None
     hot: tuple[_anchor.Hot, ...] = ()
+
+
+class _Weighed(NamedTuple):
+    choice: _choice.Choice
+    chosen: _policy.Candidate
+    footprint: _ledger.Footprint
+    question: _policy.Question
 
 
 class Router:
@@ -161,12 +151,29 @@ class Router:
         self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
-        endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
-        if subset is not None:
-            endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
+        endpoints = self._who(request, subset)
         if not endpoints:
-            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
+            return self._nobody()
         return self._decide(endpoints, request, self._key_of(request, now), now, chance)
+
+    def preview(self, request: Request, now: float, chance: float) -> Preview | _choice.NoEndpoint:
+        """What `place` would choose now; nothing is taken or counted."""
+        endpoints = self._who(request, None)
+        if not endpoints:
+            return self._nobody()
+        key = self._key_of(request, now, counts=False)
+        made, _, _, asked = self._weigh(endpoints, request, key, now, chance)
+        order = () if key.value is None else tuple(endpoints[at].id for at in asked.ring_order())
+        return Preview(made, tuple(asked.candidates), order, _policy.limit(asked))
+
+    def _who(self, request: Request, subset: Collection[str] | None) -> Sequence[_pool.Endpoint]:
+        endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
+        if subset is None:
+            return endpoints
+        return tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
+
+    def _nobody(self) -> _choice.NoEndpoint:
+        return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
 
     def read(
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
@@ -192,12 +199,16 @@ class Router:
         seed = _chain.seed_of(prompt.seeds)
         return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
 
-    def _key_of(self, request: Request, now: float) -> _Key:
+    def _key_of(self, request: Request, now: float, *, counts: bool = True) -> _Key:
         """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
         keyed = _choice.KeyedBy
         anchor = None
         if request.chain is not None:  # counted whatever decides in the end
-            anchor = self._anchors.observe(request.chain, len(self.pool.endpoints), now)
+            size = len(self.pool.endpoints)
+            if counts:
+                anchor = self._anchors.observe(request.chain, size, now)
+            else:
+                anchor = self._anchors.foresee(request.chain, size)
         if request.explicit is not None:
             return _Key(request.explicit_by, _explicit(request.explicit))
         if request.previous is not None:
@@ -209,12 +220,33 @@ class Router:
     def _decide(
         self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
+        made, chosen, footprint, _ = self._weigh(endpoints, request, key, now, chance)
+        # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
+        self._turns[made.policy] += 1
+        if request.chain is not None and request.prefills:
+            self.residency.add(chosen.endpoint.id, request.chain, now)
+        # The lease comes last: a fault before it leaves nothing to release.
+        uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
+        if request.prefills:
+            read = 0.0 if request.chain is None else request.tokens
+            self.sent.count(
+                chosen.endpoint.id,
+                uncached,
+                read,
+                chosen.gpu_tokens,
+                chosen.cached_tokens,
+                read * self.settings.bytes_per_token,
+            )
+        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
+
+    def _weigh(
+        self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
+    ) -> _Weighed:
+        """The choice; nothing is taken or counted yet."""
         footprint = self._footprint(request)
         candidates = [self._candidate(endpoint, request, footprint, now) for endpoint in endpoints]
         name = self._policy_for(key)
-        # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
-        self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
             if key.value is None:
@@ -227,6 +259,7 @@ class Router:
         question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
         pick = _policy.POLICIES[name](question)
         chosen = candidates[pick.index]
+        mean_cached = sum(candidate.cached_tokens for candidate in candidates) / len(candidates)
         made = _choice.Choice(
             endpoint=chosen.endpoint,
             alternates=self._alternates(pick, candidates, ring_order),
@@ -245,31 +278,11 @@ class Router:
             costs=pick.costs,
             pool=self.pool.name,
             signals=self.signals.age(chosen.endpoint.id, now),
-            mean_cached_tokens=_mean_cached(candidates) if request.prefills else chosen.cached_tokens,
+            mean_cached_tokens=mean_cached if request.prefills else chosen.cached_tokens,
             prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
-            limits=self._limits(request),
+            limits=request.limits(self.settings.blocks_max),
         )
-        if request.chain is not None and request.prefills:
-            self.residency.add(chosen.endpoint.id, request.chain, now)
-        # The lease comes last: a fault before it leaves nothing to release.
-        uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
-        if request.prefills:
-            read = 0.0 if request.chain is None else request.tokens
-            self.sent.count(
-                chosen.endpoint.id,
-                uncached,
-                read,
-                chosen.gpu_tokens,
-                chosen.cached_tokens,
-                read * self.settings.bytes_per_token,
-            )
-        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
-
-    def _limits(self, request: Request) -> tuple[_choice.Limit, ...]:
-        found = [_choice.Limit.PROMPT_BYTES] if request.unread_tokens else []
-        if request.chain is not None and len(request.chain) >= self.settings.blocks_max:
-            found.append(_choice.Limit.BLOCKS)
-        return tuple(found)
+        return _Weighed(made, chosen, footprint, question)
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
@@ -326,10 +339,6 @@ class Router:
             ranked = list(ring_order())
         others = [candidates[index].endpoint for index in ranked if index != pick.index]
         return tuple(others[:wanted])
-
-
-def _mean_cached(candidates: Sequence[_policy.Candidate]) -> float:
-    return sum(candidate.cached_tokens for candidate in candidates) / len(candidates)
 
 
 def _explicit(key: str) -> int:
