@@ -14,7 +14,7 @@ from prometheus_client import parser
 
 from tests import ext_proc_client, promtool
 from tests.ext_proc_client import Client, Mode, Stream
-from tests.functional.conftest import ROOT, FakeEndpoint, Launch, Sidecar, eventually
+from tests.functional.conftest import ROOT, WAIT_S, FakeEndpoint, Launch, Sidecar, eventually
 
 MARK = "xyzzy-secret"
 DUPLEX = Mode.FULL_DUPLEX_STREAMED
@@ -222,7 +222,7 @@ async def garbage(address: str) -> None:
         f"GET /{MARK * 2000} HTTP/1.1\r\nhost: a\r\n\r\n",
         f"GET /{MARK} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
     ):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(data.encode())
             answer = await reader.readline()
