@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from extproc.bootstrap import address
 
-__all__ = ["Fleet", "envoy_gateway", "istio", "only"]
+__all__ = ["Fleet", "bare", "envoy_gateway", "istio", "only"]
 
 _ENVOY = "type.googleapis.com/envoy"
 _HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -25,10 +28,11 @@ _BODY_MODES = {"BufferedPartial": "BUFFERED_PARTIAL", "Buffered": "BUFFERED", "S
 
 @dataclass(frozen=True)
 class Fleet:
-    """Addresses of the endpoints and of kvring processes."""
+    """Addresses of the endpoints, of kvring processes, and of the health port they share, "" for none."""
 
     endpoints: list[str]
     kvring: list[str]
+    health: str = ""
 
 
 def only(documents, kind, name=None):
@@ -281,3 +285,33 @@ def _override_host(sources: list[dict[str, Any]]) -> dict[str, Any]:
             "fallback_policy": {"policies": [{"typed_extension_config": fallback}]},
         },
     }}]}  # fmt: skip
+
+
+# ---- bare Envoy ----
+
+
+def bare(text: str, fleet: Fleet, folder: Path) -> dict[str, Any]:
+    """A file of envoy/ with addresses of a test: nothing else in it changes, but that it tells who served."""
+    config = yaml.safe_load(text)
+    config["admin"]["address"]["socket_address"]["port_value"] = 0
+    listener = config["static_resources"]["listeners"][0]
+    listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": 0}
+    _manager(config)["route_config"]["virtual_hosts"][0]["response_headers_to_add"] = [
+        {"header": {"key": "x-kvring-endpoint", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
+    ]
+    serving, asked = config["static_resources"]["clusters"]
+    hosts = [{"endpoint": {"address": address.parse(one).envoy()}} for one in fleet.endpoints]
+    if serving["type"] == "EDS":
+        resource = {"@type": f"{_ENVOY}.config.endpoint.v3.ClusterLoadAssignment", "cluster_name": "llm",
+                    "endpoints": [{"lb_endpoints": hosts}]}  # fmt: skip
+        path = folder / "endpoints.yaml"
+        path.write_text(yaml.safe_dump({"version_info": "1", "resources": [resource]}))
+        serving["eds_cluster_config"]["eds_config"]["path_config_source"] = {"path": str(path)}
+    else:
+        serving["load_assignment"]["endpoints"] = [{"lb_endpoints": hosts}]
+    health = {"address": address.parse(fleet.health).envoy()} if fleet.health else {}
+    asked["load_assignment"]["endpoints"] = [{"lb_endpoints": [
+        {"endpoint": {"address": address.parse(one).envoy(), "health_check_config": health}}
+        for one in fleet.kvring
+    ]}]  # fmt: skip
+    return config
