@@ -1,4 +1,4 @@
-"""Writes the tables of configuration, metrics and traps in docs/ from the code; `--check` only compares.
+"""Writes the tables of docs/configuration.md, metrics.md and envoy.md from the code; `--check` only compares.
 
 Usage: python docs/generate.py [--check]. Exit code 1 if --check finds a page out of date. A test runs it.
 """
@@ -33,7 +33,8 @@ def metric_table() -> str:
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(counted.registry.collect(), key=lambda found: found.name):
         name = family.name + ("_total" if family.type == "counter" else "")
-        labels = sorted({key for sample in family.samples for key in sample.labels} - {"le"})
+        told = {key for sample in family.samples for key in sample.labels}
+        labels = sorted(told.union(getattr(family, "_labelnames", ())) - {"le"})
         lines.append(f"| `{name}` | {family.type} | {', '.join(labels)} | {_cell(family.documentation)} |")
     return "\n".join(lines) + "\n"
 

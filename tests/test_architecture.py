@@ -82,6 +82,12 @@ def test_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_serving_loads_nothing_that_only_some_pools_or_commands_need() -> None:
+    code = "import sys, extproc.app; print({'dns', 'matplotlib', 'rich'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 @pytest.mark.parametrize("file", ALL_FILES, ids=named)
 def test_module_says_what_it_is_in_its_docstring(file: pathlib.Path) -> None:
     assert ast.get_docstring(ast.parse(file.read_text()))
