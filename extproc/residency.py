@@ -104,6 +104,10 @@ class Residency:
     def _size(self, endpoint: pool.EndpointId) -> tuple[int, int]:
         return self._sizes.get(endpoint, (self._capacity.gpu_blocks, self._capacity.host_blocks))
 
+    def capacity_blocks(self, endpoint: pool.EndpointId) -> int:
+        """Blocks the gpu tier of `endpoint` may hold."""
+        return self._size(endpoint)[0]
+
     def blocks(self, endpoint: pool.EndpointId) -> int:
         """Blocks the gpu tier of `endpoint` is thought to hold."""
         tree = self._gpu.get(endpoint)

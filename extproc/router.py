@@ -116,6 +116,12 @@ class Router:
         self.signals.drop(endpoint)
         self.ramp.begin(endpoint, now)
 
+    def replace(self, endpoint: _pool.EndpointId, now: float) -> None:
+        """Another endpoint has taken over its name: as `restart`, and what is open is not open there."""
+        self.restart(endpoint, now)
+        self.ledger.forget(endpoint)
+        self.sent.forget(endpoint)
+
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
         own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
@@ -239,6 +245,9 @@ class Router:
             costs=pick.costs,
             pool=self.pool.name,
             signals=self.signals.age(chosen.endpoint.id, now),
+            mean_cached_tokens=_mean_cached(candidates) if request.prefills else chosen.cached_tokens,
+            prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
+            limits=self._limits(request),
         )
         if request.chain is not None and request.prefills:
             self.residency.add(chosen.endpoint.id, request.chain, now)
@@ -255,6 +264,12 @@ class Router:
                 read * self.settings.bytes_per_token,
             )
         return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
+
+    def _limits(self, request: Request) -> tuple[_choice.Limit, ...]:
+        found = [_choice.Limit.PROMPT_BYTES] if request.unread_tokens else []
+        if request.chain is not None and len(request.chain) >= self.settings.blocks_max:
+            found.append(_choice.Limit.BLOCKS)
+        return tuple(found)
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
@@ -311,6 +326,10 @@ class Router:
             ranked = list(ring_order())
         others = [candidates[index].endpoint for index in ranked if index != pick.index]
         return tuple(others[:wanted])
+
+
+def _mean_cached(candidates: Sequence[_policy.Candidate]) -> float:
+    return sum(candidate.cached_tokens for candidate in candidates) / len(candidates)
 
 
 def _explicit(key: str) -> int:

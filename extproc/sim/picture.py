@@ -15,15 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from extproc.sim import report
+from extproc.sim import report, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["INK", "MissingError", "Picture", "draw"]
-
-# The page replaces this colour by the reader's own text colour.
-INK = "#1f2937"
+__all__ = ["MissingError", "Picture", "draw"]
 
 _WIDTH_IN, _HEIGHT_IN = 12.0, 5.6
 _COLORS = {report.BASELINE: "#94a3b8", report.CANDIDATE: "#0d9488"}
@@ -32,11 +29,11 @@ _GRID = "#94a3b8"
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 11.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "text.color": sheet.INK,
+    "axes.edgecolor": sheet.INK,
+    "axes.labelcolor": sheet.INK,
+    "xtick.color": sheet.INK,
+    "ytick.color": sheet.INK,
     "svg.hashsalt": "kvring",
 }
 
@@ -116,7 +113,7 @@ def _draw_waits(axes: Axes, result: report.Report) -> None:
         if not waits:
             continue
         shares = [100 * (index + 1) / len(waits) for index in range(len(waits))]
-        color = _COLORS.get(name, INK)
+        color = _COLORS.get(name, sheet.INK)
         axes.step(
             [waits[0], *waits], [0, *shares], where="post", color=color, lw=2.6, label=_NAMES.get(name, name)
         )
@@ -178,7 +175,7 @@ def _draw_rates(axes: Axes, result: report.Report) -> None:
 def _bars(axes: Axes, places: Sequence[float], values: Sequence[float], name: str, form: str) -> None:
     """Bars of one arm with their numbers; `places` are 0.38 apart where arms stand in pairs, else 1."""
     height = 0.34 if len(places) > 1 else 0.68
-    bars = axes.barh(places, values, height=height, color=_COLORS.get(name, INK))
+    bars = axes.barh(places, values, height=height, color=_COLORS.get(name, sheet.INK))
     texts = [form.format(value) for value in values]
     axes.bar_label(bars, texts, padding=5, fontsize=10.5, fontweight="bold")
 

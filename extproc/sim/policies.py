@@ -1,24 +1,22 @@
 """Policies: every way of choosing a simulation knows, by name: the production router's, then the baselines.
 
-Called by: simulation, cli.simulate. Baselines stand in `extproc.sim.baselines`, which gives `BASELINES`, a
-mapping from name to `chooser.Factory`.
+Called by: comparison, simulation, cli.simulate.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-from collections.abc import Mapping
 from dataclasses import replace
 
 from extproc import choice, ledger, policy, pool, router
 from extproc.signals import Signal
-from extproc.sim import chooser
+from extproc.sim import baselines, chooser
 
-__all__ = ["Production", "factories", "summary"]
+__all__ = ["OWN", "Production", "factories", "scrape_s", "summary"]
 
-_BASELINES = "extproc.sim.baselines"
+OWN = "cost"
+"""kvring's default: the one whose gain over the baseline is told."""
 
 
 class Production:
@@ -64,13 +62,13 @@ class Production:
 
 def factories() -> dict[str, chooser.Factory]:
     """Every policy by name, in the order to show them."""
-    found: dict[str, chooser.Factory] = {
-        name: functools.partial(_production, name) for name in policy.POLICIES
-    }
-    if importlib.util.find_spec(_BASELINES) is not None:
-        baselines: Mapping[str, chooser.Factory] = importlib.import_module(_BASELINES).BASELINES
-        found |= baselines
-    return found
+    own: dict[str, chooser.Factory] = {name: functools.partial(_production, name) for name in policy.POLICIES}
+    return own | dict(baselines.BASELINES)
+
+
+def scrape_s(name: str, usual_s: float) -> float:
+    """How often the router of policy `name` looks at the engines' metrics [s]; most do it as `usual_s`."""
+    return baselines.SCRAPE_S.get(name, usual_s)
 
 
 def summary(name: str) -> str:

@@ -2,7 +2,7 @@
 
 Scripts ask; a chooser places each request; the chosen replica's engine computes; tokens resume the scripts.
 Nothing waits: minutes of traffic are a few thousand events. A chooser learns what the sidecar would: first
-token and end of each request (its lease), one scrape a second, a changed pool `detect_s` after the change.
+token and end of each request (its lease), a scrape each `scrape_s`, a changed pool `detect_s` after.
 
 Law: equal scenario, policy and seed give equal records, in any process. Called by: comparison, tests.
 """
@@ -22,7 +22,6 @@ __all__ = ["DRAIN_S", "Simulation", "run"]
 DRAIN_S = 3600.0
 """Requests not finished so long after the last one began count as failed."""
 
-_SCRAPE_S = 1.0
 _REFUSED_S = 0.001  # a refused connection is told at once
 
 
@@ -68,7 +67,7 @@ class Simulation:
         timer, asked = self._clock, self._asked
         for event in asked.events:
             timer.at(event.at_s, functools.partial(self._happen, event))
-        timer.at(_SCRAPE_S, self._scrape)
+        timer.at(asked.scrape_s, self._scrape)
         self._start_next()
         told_s = 0.0
         while timer.step():
@@ -252,7 +251,7 @@ class Simulation:
                 for one in self._choosers:
                     one.observe(replica.id, signals, now)
         if now < self._asked.duration_s + DRAIN_S:
-            self._clock.after(_SCRAPE_S, self._scrape)
+            self._clock.after(self._asked.scrape_s, self._scrape)
 
     def _happen(self, event: scenario.Event) -> None:
         if event.kind is scenario.Kind.ADD:

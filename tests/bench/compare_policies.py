@@ -22,7 +22,7 @@ compared seed by seed. A column shows the mean over seeds and, where there are s
 Figures are those of `extproc.sim.figures`, as `kvring simulate` shows them.
 
 "Where cost loses" names every policy that beats kvring's default on a figure in each seed and by more than
-5 % of the mean. A rule that reads metrics gets them as often as its router does (`baselines.SCRAPE_S`), the
+5 % of the mean. A rule that reads metrics gets them as often as its router does (`policies.scrape_s`), the
 others once a second. A workload in which something happens at a set time is never cut short.
 """
 
@@ -36,10 +36,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from extproc.sim import baselines, figures, performance, policies, simulation, traces, workloads
+from extproc.sim import figures, performance, policies, simulation, traces, workloads
 from extproc.sim.scenario import Kind
 
-SCRAPE_S = simulation._SCRAPE_S  # the simulator has no setting for it
 MARGIN = 0.05
 TRACE = "mooncake_conversation.jsonl.gz"
 TRACE_S = 900.0  # of 59 minutes
@@ -145,12 +144,9 @@ def _measure(text, scenario, name, seed, plan, kept):
         begun = time.process_time()
         share = 1.0 if scenario.events else plan.share
         warmup_s, duration_s = scenario.warmup_s * share, scenario.duration_s * share
-        asked = replace(scenario, warmup_s=warmup_s, duration_s=duration_s)
-        simulation._SCRAPE_S = baselines.SCRAPE_S.get(name, SCRAPE_S)
-        try:
-            records = simulation.run(asked, policies.factories()[name], seed)
-        finally:
-            simulation._SCRAPE_S = SCRAPE_S
+        every_s = policies.scrape_s(name, scenario.scrape_s)
+        asked = replace(scenario, warmup_s=warmup_s, duration_s=duration_s, scrape_s=every_s)
+        records = simulation.run(asked, policies.factories()[name], seed)
         joined = sum(event.kind is Kind.ADD for event in asked.events)
         counted = figures.figures(records, warmup_s, duration_s, len(asked.models) + joined)
         found = {key: value for key, value in asdict(counted).items() if value is not None}

@@ -46,8 +46,9 @@ async def test_a_dead_replica_is_named_no_more_its_keys_scatter_and_return_with_
 
 async def test_a_dead_replica_that_kvring_does_not_know_of_is_tried_each_time(fleet):
     """So the test above can fail: Envoy goes where it is told."""
-    slow_checks = {"health": {"interval_s": 60}}
-    async with fleet(replicas=5, policy="ring", pool=slow_checks, message_timeout_s=10) as running:
+    # by neither of the two ways in which it notices: health checks, and reading metrics once a second
+    blind = {"health": {"interval_s": 60}, "signals": {"interval_s": 0}}
+    async with fleet(replicas=5, policy="ring", pool=blind, message_timeout_s=10) as running:
         before = await _homes(running)
         await running.stop_replica(2)
         await _homes(running)  # retried elsewhere, hence still all 200

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from extproc.sim import demo, lag, page, picture, report, sample
+from extproc.sim import demo, lag, page, picture, report, sample, sheet
 
 WINDOW = report.Window(0.0, 100.0)
 
@@ -73,7 +73,7 @@ def test_the_page_needs_nothing_but_itself():
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)""", html)
     assert "url(http" not in html
     assert html.count("<svg") == 1
-    assert picture.INK not in html.partition("<figure>")[2].partition("</figure>")[0]
+    assert sheet.INK not in html.partition("<figure>")[2].partition("</figure>")[0]
 
 
 def test_the_page_shows_the_tables_figures_and_the_idle_replicas():
