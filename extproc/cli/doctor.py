@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from extproc.cli import targets
-from extproc.doctor import diagnosis, document, finding, gain, promql, sample, saved, table
+from extproc.doctor import diagnosis, document, finding, gain, promql, sample, saved, series, table
 from extproc.signals import Engine
 
 __all__ = ["add_arguments", "run"]
@@ -201,7 +201,7 @@ def _progress(text: str) -> Iterator[Callable[[float], None]]:
 
 def _print_promql(args: argparse.Namespace) -> None:
     window = f"{args.window:g}s" if args.window % 60 else f"{args.window / 60:g}m"
-    selector = args.selector.strip().removeprefix("{").removesuffix("}")
+    selector = series.matchers(args.selector)
     for engine in (Engine.VLLM, Engine.SGLANG):
         for per_replica in (False, True):
             print(f"# {engine.value}, {'per replica' if per_replica else 'fleet'}")

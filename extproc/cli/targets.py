@@ -96,8 +96,14 @@ class Targets:
         name = parts.netloc.rpartition("@")[2]
         try:
             body = await self._get(whole)
-        except _ProblemError as error:
+        except _SilentError as error:
             heard.problems[name] = str(error)
+            return
+        except (
+            _ProblemError
+        ) as error:  # whoever answers may yet be a Prometheus server behind a path of its own
+            if not (bare and await self._found_prometheus(url)):
+                heard.problems[name] = str(error)
             return
         found = sample.read(name, time.time(), body)
         if sample.steers(body):
@@ -105,18 +111,20 @@ class Targets:
         elif found.engine is not Engine.UNKNOWN:
             heard.samples.append(found)
             heard.raw[name] = body
-        elif bare and url not in self._prometheus and await self._is_prometheus(url):
-            self._urls.remove(url)
-            self._prometheus.append(url)
-        else:
+        elif not (bare and await self._found_prometheus(url)):
             heard.problems[name] = "no metrics of an engine at " + whole
 
-    async def _is_prometheus(self, url: str) -> bool:
+    async def _found_prometheus(self, url: str) -> bool:
+        """Whether a Prometheus server answers there; from then on it is asked as one."""
         try:
             answer = json.loads(await self._get(url.rstrip("/") + "/api/v1/query?query=1"))
         except (_ProblemError, ValueError):
             return False
-        return isinstance(answer, dict) and answer.get("status") == "success"
+        if not isinstance(answer, dict) or answer.get("status") != "success":
+            return False
+        self._urls.remove(url)
+        self._prometheus.append(url)
+        return True
 
     async def _ask_prometheus(self, url: str, heard: Heard) -> None:
         now = time.time()
@@ -151,15 +159,21 @@ class Targets:
                     raise _ProblemError(f"status {answer.status}")
                 return bytes(body)
         except TimeoutError:
-            raise _ProblemError(f"no answer within {_TIMEOUT_S:.0f} s") from None
+            raise _SilentError(f"no answer within {_TIMEOUT_S:.0f} s") from None
         except aiohttp.InvalidURL:
-            raise _ProblemError("neither a file nor an address") from None
+            raise _SilentError("neither a file nor an address") from None
+        except aiohttp.ClientConnectorError as error:
+            raise _SilentError(error.os_error.strerror or "no connection") from None
         except aiohttp.ClientError as error:
-            raise _ProblemError(str(error) or type(error).__name__) from None
+            raise _SilentError(str(error) or type(error).__name__) from None
 
 
 class _ProblemError(Exception):
     """A target did not tell; the text says why."""
+
+
+class _SilentError(_ProblemError):
+    """It gave no answer at all."""
 
 
 def _url(word: str) -> str:

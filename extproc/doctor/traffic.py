@@ -10,7 +10,7 @@ heaps. The bound b between them is the first bucket bound with a valley behind i
 
 comes nearest to the hit rate measured. Under even spreading and LRU, with prefixes equally popular,
 
-    working set = KV cache of one replica / found         (of all replicas, where requests go by prefix)
+    working set = KV cache of one replica * shared / hit  (of all replicas, where requests go by prefix)
 
 This presumes that a request which found nothing would have found its prefix somewhere, or earlier: prompts of
 which a part is new every time are not told apart from prompts that come too late. So what is inferred is what
@@ -80,14 +80,15 @@ def infer(seen: stay.Stay, told: figures.Figures, *, routed: bool) -> Traffic | 
         tail, found = heap
     if found < FOUND_MIN:
         return None
+    shared = max(1 - tail / prompt, hit)
     capacity = seen.kv_tokens * (seen.replicas if routed else 1)
     return Traffic(
         prompt_mean=prompt,
         output_mean=told.output_mean or 1.0,
         tail_mean=tail,
         found=found,
-        shared=max(1 - tail / prompt, hit),
-        working_set=capacity / found,
+        shared=shared,
+        working_set=capacity * shared / hit,
         measured=heap is not None,
         prompts=seen.histograms.get("prompt", histogram.EMPTY),
     )
