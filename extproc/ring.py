@@ -71,7 +71,7 @@ class Ring:
     def _probe(
         self, encoded: bytes, probe: int, wanted: Collection[pool.EndpointId]
     ) -> pool.EndpointId | None:
-        """The first clockwise of those wanted, from where this probe of a key stands; None if there is none."""
+        """The first clockwise of those wanted, from where this probe of a key stands, if there is any."""
         owners = self._owners
         at = bisect_left(self._positions, xxhash.xxh3_64_intdigest(encoded, probe))
         for step in range(at - len(owners), at):  # from the end, a negative index goes round by itself

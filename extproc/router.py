@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from extproc import anchor as _anchor
 from extproc import answers as _answers
 from extproc import candidates as _candidates
@@ -64,8 +66,7 @@ class Request:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(msgspec.Struct, frozen=True):
     """Where a request belongs: ring key and where it came from.
 
     `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
