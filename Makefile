@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-heavy test-engine check format bench docs proto clean
+.PHONY: help demo up test test-heavy test-engine check format bench benchmarks docs proto clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -28,6 +28,10 @@ test-engine: $(VENV)/.dev   ## two real vLLM processes on the CPU behind Envoy (
 bench: $(VENV)/.dev   ## measurements, as ratios within one run
 	$(BIN)/python -m pytest -m bench --timeout 900 -s tests/bench $(ARGS)
 
+benchmarks: $(VENV)/.dev   ## measure the tables of docs/benchmarks.md anew, hours
+	$(BIN)/python tests/bench/demo_seeds.py --write
+	$(BIN)/python tests/bench/simulated_tables.py --write
+
 check: $(VENV)/.dev   ## lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,6 +44,7 @@ format: $(VENV)/.dev  ## rewrite the code in the house layout
 
 docs: $(VENV)/.dev    ## rewrite the generated tables of docs/
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/dashboard.py
 
 proto: $(VENV)/.dev   ## regenerate extproc/pb from proto/
 	$(BIN)/python proto/generate.py

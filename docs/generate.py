@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md and docs/metrics.md from the code; `--check` only compares.
+"""Writes the tables of docs/configuration.md, metrics.md and envoy.md from the code; `--check` only compares.
 
 Usage: python docs/generate.py [--check]. Exit code 1 if --check finds a page out of date. A test runs it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from extproc import metrics, pool, router
+from extproc import metrics, pool, router, traps
 from extproc.config import allowed
 
 _HERE = Path(__file__).parent
@@ -33,8 +33,20 @@ def metric_table() -> str:
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(counted.registry.collect(), key=lambda found: found.name):
         name = family.name + ("_total" if family.type == "counter" else "")
-        labels = sorted({key for sample in family.samples for key in sample.labels} - {"le"})
+        told = {key for sample in family.samples for key in sample.labels}
+        labels = sorted(told.union(getattr(family, "_labelnames", ())) - {"le"})
         lines.append(f"| `{name}` | {family.type} | {', '.join(labels)} | {_cell(family.documentation)} |")
+    return "\n".join(lines) + "\n"
+
+
+def trap_table() -> str:
+    """The table of traps, the worst first."""
+    order = ("error", "warning", "note")
+    lines = ["| trap | | what happens | what mends it |", "|---|---|---|---|"]
+    lines += [
+        f"| `{name}` | {trap.severity} | {_cell(trap.happens)} | {_cell(trap.mend)} |"
+        for name, trap in sorted(traps.TRAPS.items(), key=lambda one: order.index(one[1].severity))
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -56,7 +68,12 @@ def _replaced(page: Path, table: str) -> str:
 def main() -> int:
     """Write, or with --check compare."""
     stale = []
-    for name, table in (("configuration.md", configuration()), ("metrics.md", metric_table())):
+    tables = (
+        ("configuration.md", configuration()),
+        ("metrics.md", metric_table()),
+        ("envoy.md", trap_table()),
+    )
+    for name, table in tables:
         page = _HERE / name
         text = _replaced(page, table)
         if text == page.read_text(encoding="utf-8"):

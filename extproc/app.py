@@ -56,7 +56,7 @@ async def run(settings: config.Config) -> None:
 
     counted = metrics.Metrics(look, clock, time.time())
     for group in settings.pools:
-        counted.add_pool(group.name)
+        counted.add_pool(group.name, group.gpus)
         chooser = router.Router(config.static_pool(group), config.router_settings(group))
         members = making.make(group, settings.kubernetes_api, clock, chance)
         fleets[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
@@ -65,7 +65,7 @@ async def run(settings: config.Config) -> None:
     )
 
     def answered(chosen: choice.Choice, well: bool) -> None:  # noqa: FBT001
-        fleets[chosen.pool].answered(chosen.endpoint.id, good=well)
+        fleets[chosen.pool].answered(chosen.endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
     admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)
@@ -161,5 +161,7 @@ async def _signalled(signals: asyncio.Queue[signal.Signals], *tasks: asyncio.Tas
 
 
 async def _wait(signals: asyncio.Queue[signal.Signals], seconds: float) -> None:
+    # Not asyncio.wait_for, which before Python 3.12 loses a cancellation that comes with the result.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(signals.get(), seconds)
+        async with asyncio.timeout(seconds):
+            await signals.get()

@@ -93,7 +93,8 @@ class Child:
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)  # a stopped process (SIGSTOP) gets its SIGTERM only when it goes on
         try:
-            return await asyncio.wait_for(self._process.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                return await self._process.wait()
         except TimeoutError:
             self.signal(signal.SIGKILL)
             return await self._process.wait()

@@ -125,6 +125,10 @@ class Residency:
             if endpoint in tier.trees:
                 tier.trees[endpoint].resize(blocks)
 
+    def capacity_blocks(self, endpoint: pool.EndpointId) -> int:
+        """Blocks the gpu tier of `endpoint` may hold."""
+        return self._size(endpoint)[0]
+
     def blocks(self, endpoint: pool.EndpointId) -> int:
         """Blocks the gpu tier of `endpoint` is thought to hold."""
         tree = self._gpu.trees.get(endpoint)

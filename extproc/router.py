@@ -121,6 +121,12 @@ class Router:
         self.signals.drop(endpoint)
         self.ramp.begin(endpoint, now)
 
+    def replace(self, endpoint: _pool.EndpointId, now: float) -> None:
+        """Another endpoint has taken over its name: as `restart`, and what is open is not open there."""
+        self.restart(endpoint, now)
+        self.ledger.forget(endpoint)
+        self.sent.forget(endpoint)
+
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
         own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
@@ -246,6 +252,9 @@ class Router:
             costs=pick.costs,
             pool=self.pool.name,
             signals=self.signals.age(endpoint.id, now),
+            mean_cached_tokens=sum(question.cached) / len(found) if request.prefills else cached,
+            prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
+            limits=self._limits(request),
         )
         # The lease comes last: a fault before it leaves nothing to release.
         uncached = 0
@@ -259,6 +268,12 @@ class Router:
                 endpoint.id, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
             )
         return _choice.Decision(made, self.ledger.take(endpoint.id, uncached, now, footprint))
+
+    def _limits(self, request: Request) -> tuple[_choice.Limit, ...]:
+        found = [_choice.Limit.PROMPT_BYTES] if request.unread_tokens else []
+        if request.chain is not None and len(request.chain) >= self.settings.blocks_max:
+            found.append(_choice.Limit.BLOCKS)
+        return tuple(found)
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy

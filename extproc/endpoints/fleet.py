@@ -80,10 +80,10 @@ class Fleet:
             raise RuntimeError("a fleet that runs has members, no other")
         return self._group.create_task(work)
 
-    def answered(self, endpoint: pool.EndpointId, *, good: bool) -> None:
-        """An answer of `endpoint` was seen on its way to the client."""
-        found = self._members.get(endpoint)
-        if found is not None:
+    def answered(self, endpoint: pool.Endpoint, *, good: bool) -> None:
+        """An answer of `endpoint`, as it was when it was chosen, was seen on its way to the client."""
+        found = self._members.get(endpoint.id)
+        if found is not None and found.endpoint.address == endpoint.address:  # not of who had its name before
             found.answered(good=good)
 
     def publish(self, *, changed: bool = False) -> None:
@@ -168,25 +168,27 @@ class Fleet:
         """The source's members, all of them."""
         self._heard_of = True
         now = self.clock()
-        names = {endpoint.id for endpoint in listed}
-        for gone in self._members.keys() - names:
-            self._members.pop(gone).stop()
-            self._was_ready.discard(gone)
+        before = {name: one.endpoint for name, one in self._members.items()}
+        stay = {one.id for one in listed if one.id in before and before[one.id].address == one.address}
+        for name in before.keys() - stay:
+            self._members.pop(name).stop()
+        self.standings.retain(stay)
+        self._was_ready &= stay
         self._listed = tuple(listed)
         for endpoint in listed:
             known = self._members.get(endpoint.id)
-            if known is not None and known.endpoint.address != endpoint.address:
-                known.stop()  # another process under the old name
-                self.router.restart(endpoint.id, now)
-                known = None
             if known is None:
+                if endpoint.id in before:
+                    self.router.replace(endpoint.id, now)  # another process under the old name
                 # Before the start all are taken for well until asked; an engine under load may be slow then.
                 is_new = self.settled.is_set()
                 self.standings.set(endpoint.id, standing.Against.NEW, holds=is_new)
                 known = self._members[endpoint.id] = member.Member(self, endpoint, is_new=is_new)
+            elif (known.endpoint.models is None) is not (endpoint.models is None):
+                known.stop()  # from now on it is asked for its models, or no more
+                known = self._members[endpoint.id] = member.Member(self, endpoint, is_new=False)
             self.standings.set(endpoint.id, standing.Against.SOURCE, holds=not endpoint.ready)
             known.envoy(well=self._envoy.get(endpoint.address, True))
-        self.standings.retain(names)
         self.publish(changed=True)
         self.asked_once()
 

@@ -204,16 +204,16 @@ async def test_an_engine_that_answers_5xx_while_its_health_is_well_is_kept_out_f
 async def test_answers_seen_on_their_way_count_too() -> None:
     async with engines.running(engines.several(3)) as running:
         for _ in range(3):
-            running.fleet.answered(pool.EndpointId("e2"), good=False)
+            running.fleet.answered(running.member("e2"), good=False)
         assert running.ready() == {"e0", "e1"}
-        running.fleet.answered(pool.EndpointId("nobody"), good=False)
+        running.fleet.answered(pool.Endpoint(pool.EndpointId("nobody"), "127.0.0.1:1"), good=False)
 
 
 async def test_a_fault_that_all_share_empties_no_pool() -> None:
     async with engines.running(engines.several(5)) as running:
         for _ in range(3):
             for name in running.engines:
-                running.fleet.answered(pool.EndpointId(name), good=False)
+                running.fleet.answered(running.member(name), good=False)
         await running.engines["e0"].scraped()
         assert len(running.ready()) == 3
 
