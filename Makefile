@@ -16,8 +16,9 @@ demo: $(VENV)/.demo   ## round robin and kvring side by side through a real Envo
 up: $(VENV)/.demo     ## a gateway on this machine: Envoy + kvring + simulated replicas (ARGS="--upstream HOST:PORT")
 	$(BIN)/kvring up $(ARGS)
 
-test: $(VENV)/.dev    ## the test suite (ARGS="-k name")
-	$(BIN)/python -m pytest $(ARGS)
+# Files go to one process each, in the order collected: the long ones, with an Envoy, first.
+test: $(VENV)/.dev    ## the test suite, in as many processes as cores, at most 4 (ARGS="-k name")
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-heavy: $(VENV)/.dev   ## the long tests, minutes each
 	$(BIN)/python -m pytest -m heavy --timeout 900 $(ARGS)
