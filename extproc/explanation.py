@@ -76,16 +76,15 @@ def explain(
         "costs": dict(zip(made.candidates, made.costs, strict=False)),
         "candidates": [
             {
-                "endpoint": one.endpoint.id,
-                "inflight": one.inflight,
-                "pending_tokens": one.pending_tokens,
-                "cached_tokens": round(one.cached_tokens),
-                "kv_usage": one.kv_usage,
-                "share": one.share,
-                "work": one.work,
+                "endpoint": name,
+                "inflight": seen.asked.inflight[at],
+                "pending_tokens": round(seen.asked.pending[at]),
+                "cached_tokens": round(seen.asked.cached[at]),
+                "kv_usage": seen.asked.kv_usage[at] or None,
+                "work": round(seen.asked.work[at]),
                 "cost": None if not made.costs else made.costs[at],
             }
-            for at, one in enumerate(seen.candidates)
+            for at, name in enumerate(seen.names)
         ],
         "bound": round(seen.bound),
         "choice": made.endpoint.id,

@@ -1,24 +1,28 @@
-"""Request: what a choice needs to know of a request; and a preview of what that choice would be.
+"""Request: what a choice needs to know of one HTTP request; and a preview of what that choice would be.
 
-Values only. Called by: router, explanation, the simulator.
+Called by: router (makes it of a prompt, reads), survey (reads), the simulator (makes it of a trace),
+explanation (previews).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+from extproc import anchor as _anchor
 from extproc import chain as _chain
 from extproc import choice as _choice
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
 
-__all__ = ["Preview", "Request"]
+__all__ = ["Key", "Preview", "Request"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a choice needs to know; `Router.read` makes it of a prompt, the simulator of a trace.
+    """What a choice needs to know; see `Router.read`.
 
     `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
     lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
@@ -44,13 +48,31 @@ class Request:
         return tuple(found)
 
 
+class Key(msgspec.Struct, frozen=True):
+    """Where a request belongs: ring key [unsigned 64-bit], None if nowhere, and where it came from.
+
+    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
+    """
+
+    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
+    value: int | None = None
+    anchor_block: int | None = None
+    first: _pool.EndpointId | None = None
+    hot: tuple[_anchor.Hot, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What would be chosen, and of what: `candidates` as the policy saw them; `order`: the ring's, () without
-    a key; `bound`: on their work [tokens].
+    """What would be chosen, and of what: `names` of the candidates, their columns in `asked`; `order`: the
+    ring's, () without a key.
     """
 
     choice: _choice.Choice
-    candidates: tuple[_policy.Candidate, ...]
+    names: tuple[_pool.EndpointId, ...]
+    asked: _policy.Question
     order: tuple[_pool.EndpointId, ...]
-    bound: float
+
+    @property
+    def bound(self) -> float:
+        """On the candidates' work [tokens]."""
+        return _policy.limit(self.asked)
