@@ -1,4 +1,4 @@
-"""The decision in an answer's header, for debugging, and in the trace of its request, through a real Envoy."""
+"""The decision in an answer's header, for debugging, and in its trace, through a real Envoy."""
 
 import json
 
