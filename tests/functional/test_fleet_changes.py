@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +64,7 @@ async def test_endpoints_that_come_and_go_a_thousand_times_leave_nothing_behind(
         def left() -> tuple[int, int, int]:
             """Tasks, open files and series."""
             lines = running.metrics.exposition().decode().splitlines()
-            return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), len(lines)
+            return len(asyncio.all_tasks()), len([*Path("/proc/self/fd").iterdir()]), len(lines)
 
         def objects() -> int:
             gc.collect()
@@ -93,7 +93,7 @@ async def test_endpoints_that_come_and_go_a_thousand_times_leave_nothing_behind(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_to_the_pool_each_endpoint_counts_what_is_open_there(seed: int) -> None:
-    """Pools are swapped, endpoints leave and rejoin, names are taken over, while requests are open: L03, M04."""
+    """Pools are swapped, endpoints leave and rejoin, names change hands with requests open: L03, M04."""
     rng = random.Random(seed)
     names = [pool.EndpointId(f"e{number}") for number in range(6)]
     chooser = router.Router(pool.make("p", ()), router.Settings(policy=rng.choice(["cost", "ring"])))
