@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md, docs/metrics.md and docs/envoy.md from the code; `--check` only compares.
+"""Writes the generated tables of docs/*.md from the code; `--check` only compares.
 
 Usage: python docs/generate.py [--check]. Exit code 1 if --check finds a page out of date. A test runs it.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 
 from extproc import metrics, pool, router, traps
 from extproc.config import allowed
+from extproc.doctor import promql
+from extproc.signals import Engine
 
 _HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
@@ -33,7 +35,8 @@ def metric_table() -> str:
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(counted.registry.collect(), key=lambda found: found.name):
         name = family.name + ("_total" if family.type == "counter" else "")
-        labels = sorted({key for sample in family.samples for key in sample.labels} - {"le"})
+        told = {key for sample in family.samples for key in sample.labels}
+        labels = sorted(told.union(getattr(family, "_labelnames", ())) - {"le"})
         lines.append(f"| `{name}` | {family.type} | {', '.join(labels)} | {_cell(family.documentation)} |")
     return "\n".join(lines) + "\n"
 
@@ -46,6 +49,17 @@ def trap_table() -> str:
         f"| `{name}` | {trap.severity} | {_cell(trap.happens)} | {_cell(trap.mend)} |"
         for name, trap in sorted(traps.TRAPS.items(), key=lambda one: order.index(one[1].severity))
     ]
+    return "\n".join(lines) + "\n"
+
+
+def promql_table() -> str:
+    """The doctor's figures as queries over the fleet."""
+    ours = promql.rows(promql.Asked(Engine.VLLM, "$sel"))
+    theirs = promql.rows(promql.Asked(Engine.SGLANG, "$sel"))
+    lines = ["| figure | unit | vLLM | SGLang |", "|---|---|---|---|"]
+    for row, other in zip(ours, theirs, strict=True):
+        cells = [f"`{_cell(query)}`" if query else "-" for query in (row.query, other.query)]
+        lines.append(f"| {row.figure} | {row.unit} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -71,6 +85,7 @@ def main() -> int:
         ("configuration.md", configuration()),
         ("metrics.md", metric_table()),
         ("envoy.md", trap_table()),
+        ("doctor.md", promql_table()),
     )
     for name, table in tables:
         page = _HERE / name

@@ -56,7 +56,7 @@ async def run(settings: config.Config) -> None:
 
     counted = metrics.Metrics(look, clock, time.time())
     for group in settings.pools:
-        counted.add_pool(group.name)
+        counted.add_pool(group.name, group.gpus)
         chooser = router.Router(config.static_pool(group), config.router_settings(group))
         members = making.make(group, settings.kubernetes_api, clock, chance)
         fleets[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)

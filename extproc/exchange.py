@@ -70,13 +70,13 @@ class Exchange:
 
     `result`: the choice, or that there was nobody to choose; None while neither. `deadline_s`: when `expire`
     must be called [s, monotonic]; None while nothing is held. `answered_well`: whether the engine's answer
-    was no fault of its own; None while that was not seen.
+    was no fault of its own; None while that was not seen. `limit`: what ended the wait for the body early.
     """
 
     __slots__ = (
         "_answer_begun", "_answer_start", "_groups", "_headers", "_held", "_held_bytes", "_lease", "_looked",
         "_model", "_passive", "_request_ended", "_response_ended", "_router", "_settings", "answered_well",
-        "deadline_s", "result",
+        "deadline_s", "limit", "result",
     )  # fmt: skip
 
     def __init__(self, pools: groups.Groups | router.Router, settings: Settings) -> None:
@@ -96,6 +96,7 @@ class Exchange:
         self._passive = False
         self._request_ended = False
         self._response_ended = False
+        self.limit: choice.Limit | None = None
         self.deadline_s: float | None = None
         self.result: choice.Choice | choice.NoEndpoint | None = None
 
@@ -134,6 +135,8 @@ class Exchange:
 
     def expire(self, now: float, chance: float) -> list[Action]:
         """What to answer at `deadline_s`: choose by what came of the body, and let it pass."""
+        if self.deadline_s is not None:
+            self.limit = choice.Limit.DECISION_TIMEOUT
         return self._flush(now, chance)
 
     def give_up(self, event: Event | None, now: float) -> list[Action]:
@@ -196,7 +199,10 @@ class Exchange:
         if not (the model comes behind the messages), the body's end may have it.
         """
         settings = self._settings
-        if event.end_of_stream or self._passive or self._held_bytes >= settings.held_bytes_max:
+        if event.end_of_stream or self._passive:
+            return True
+        if self._held_bytes >= settings.held_bytes_max:
+            self.limit = choice.Limit.HELD_BYTES
             return True
         if self._looked or self._held_bytes < settings.prompt.bytes_max:
             return False

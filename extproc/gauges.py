@@ -80,6 +80,11 @@ def _against(view: views.EndpointView) -> Iterator[Sample]:
         yield (reason.value,), float(reason in view.known.against)
 
 
+def _ttft(view: views.EndpointView) -> Iterator[Sample]:
+    for quantile in (0.5, 0.99):
+        yield (str(quantile),), view.known.ttft_s(quantile)
+
+
 def _requests(view: views.EndpointView) -> Iterator[Sample]:
     reading = view.known.reading
     if reading is not None:
@@ -127,6 +132,10 @@ _POOL: list[tuple[_Family, _Pool]] = [
         _faults,
     ),
     (
+        _Family("kvring_bound_tokens", "Work up to which an endpoint takes more requests."),
+        lambda pool: _one(pool.bound),
+    ),
+    (
         _Family("kvring_prefill_tokens_per_second", "Prefill rate reckoned with, configured or learned."),
         lambda pool: _one(pool.settings.prefill_tokens_per_s),
     ),
@@ -158,6 +167,18 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
         lambda view, _: _one(view.pending_tokens),
     ),
     (
+        _Family("kvring_work_tokens", "Load in one number, which the bound is held against."),
+        lambda view, _: _one(view.work),
+    ),
+    (
+        _Family("kvring_oldest_lease_seconds", "How long its oldest open request has been open."),
+        lambda view, _: _one(view.oldest_lease_s or 0.0),
+    ),
+    (
+        _Family("kvring_residency_capacity_blocks", "Blocks it is thought to have room for."),
+        lambda view, _: _one(view.capacity_blocks),
+    ),
+    (
         _Family("kvring_residency_blocks", "Blocks the endpoint is thought to hold."),
         lambda view, _: _one(view.residency_blocks),
     ),
@@ -176,7 +197,7 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
     (
         _Family(
             "kvring_endpoint_predicted_cached_tokens",
-            "Of these, tokens thought to be on its GPU.",
+            "Prompt tokens sent there that were thought to be on its GPU.",
             counts=True,
         ),
         lambda view, _: _one(view.sent.gpu_tokens),
@@ -193,7 +214,7 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
     (
         _Family(
             "kvring_engine_cached_tokens",
-            "Of these, tokens it found, by its own counter.",
+            "Prompt tokens its engine found in a cache tier, by its own counter.",
             counts=True,
             labels=("tier",),
         ),
@@ -211,7 +232,15 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
         lambda view, _: _requests(view),
     ),
     (
-        _Family("kvring_engine_foreign_requests", "Of these, requests that this process did not send."),
+        _Family(
+            "kvring_engine_ttft_seconds",
+            "Time to first token in the last minute or two, by its engine's histogram.",
+            labels=("quantile",),
+        ),
+        lambda view, _: _ttft(view),
+    ),
+    (
+        _Family("kvring_engine_foreign_requests", "Requests in the engine that this process did not send."),
         lambda view, _: _one(None if view.signal is None else view.signal.foreign),
     ),
     (

@@ -22,7 +22,7 @@ Called by: router (take, load), exchange (release).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from extproc import chain, pool
@@ -93,6 +93,11 @@ class Footprint:
     marks: tuple[chain.BlockHash, ...] = ()
     rest_tokens: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """All of it, where nothing is shared."""
+        return len(self.marks) * MARK_TOKENS + self.rest_tokens
+
 
 def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_tokens: float) -> Footprint:
     """The footprint of a prompt of `prompt_tokens` [>= 0] with these block hashes, `block_tokens` apart."""
@@ -108,9 +113,10 @@ _NOTHING = Footprint()
 class _Account:
     """One endpoint's entry."""
 
-    __slots__ = ("busy_until_s", "inflight", "marks", "pending", "prefilling", "rest_tokens")
+    __slots__ = ("busy_until_s", "inflight", "leases", "marks", "pending", "prefilling", "rest_tokens")
 
     def __init__(self) -> None:
+        self.leases: dict[Lease, None] = {}  # those open, in the order they were taken
         self.marks: dict[chain.BlockHash, int] = {}
         self.rest_tokens = 0
         self.inflight = 0
@@ -122,12 +128,19 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "tokens")
+    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "taken_s", "tokens")
 
     def __init__(
-        self, ledger: Ledger, account: _Account, tokens: int, expected_s: float, holds: Footprint
+        self,
+        ledger: Ledger,
+        account: _Account,
+        tokens: int,
+        taken_s: float,
+        expected_s: float,
+        holds: Footprint,
     ) -> None:
         """Only `Ledger.take` makes leases."""
+        self.taken_s = taken_s
         self._holds = holds
         self._ledger = ledger
         self._account = account
@@ -147,6 +160,7 @@ class Lease:
         self._open = False
         self.prefilled()
         self._account.inflight -= 1
+        del self._account.leases[self]
         _lift(self._account, self._holds)
         self._ledger.open_leases -= 1
 
@@ -170,14 +184,37 @@ class Ledger:
         _expire(account, now)
         return Load(account.inflight, account.pending, _kv_tokens(account))
 
+    def loads(
+        self, endpoints: Sequence[pool.EndpointId], now: float
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Requests in flight, pending tokens and KV tokens held, each by endpoint; see `load`."""
+        inflight, pending, kv = [0] * len(endpoints), [0] * len(endpoints), [0] * len(endpoints)
+        accounts = self._accounts
+        for index, endpoint in enumerate(endpoints):
+            account = accounts.get(endpoint)
+            if account is None:
+                continue
+            if account.prefilling:
+                _expire(account, now)
+            if account.inflight:
+                inflight[index] = account.inflight
+                pending[index] = account.pending
+                kv[index] = len(account.marks) * MARK_TOKENS + account.rest_tokens
+        return inflight, pending, kv
+
+    def oldest_s(self, endpoint: pool.EndpointId, now: float) -> float | None:
+        """Age of the oldest open lease of `endpoint` at `now` [s, monotonic]; None if none is open."""
+        account = self._accounts.get(endpoint)
+        oldest = None if account is None else next(iter(account.leases), None)
+        return None if oldest is None else max(0.0, now - oldest.taken_s)
+
     def kv_after(self, endpoint: pool.EndpointId, more: Footprint) -> int:
         """Tokens of KV that open requests would hold at `endpoint` with one more of this footprint."""
         account = self._accounts.get(endpoint)
-        own = len(more.marks) * MARK_TOKENS + more.rest_tokens
         if account is None:
-            return own
+            return more.tokens
         shared = _held(account, more.marks) * MARK_TOKENS
-        return _kv_tokens(account) + own - shared
+        return _kv_tokens(account) + more.tokens - shared
 
     def take(
         self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, holds: Footprint = _NOTHING
@@ -191,7 +228,8 @@ class Ledger:
         start_s = max(now, account.busy_until_s) if account.pending else now
         expected_s = start_s + uncached_tokens / self.prefill_tokens_per_s
         account.busy_until_s = expected_s
-        lease = Lease(self, account, uncached_tokens, expected_s, holds)
+        lease = Lease(self, account, uncached_tokens, now, expected_s, holds)
+        account.leases[lease] = None
         for mark in holds.marks:
             account.marks[mark] = account.marks.get(mark, 0) + 1
         account.rest_tokens += holds.rest_tokens

@@ -11,8 +11,16 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from extproc import __version__, choice, gauges, prompt, router, signals
 from extproc import policy as _policy
@@ -25,7 +33,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENTS = ("restarted", "cache_lost", "ejected")
 TASKS = ("source", "probe", "scrape", "envoy")
 _SCRAPES = ("good", "refused", "timeout", "malformed", "unreachable", "no descriptors", "status")
-_DECISION_BUCKETS_S = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
+_DECISION_BUCKETS_S = (
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0, 5.0,
+)  # fmt: skip
+_STREAM_BUCKETS_S = (
+    0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
+)  # fmt: skip
+_PROMPT_BUCKETS_TOKENS = (64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 524_288)
 
 
 class Metrics:
@@ -86,9 +100,47 @@ class Metrics:
         )
         self._cached_tokens = Counter(
             "kvring_predicted_cached_tokens_total",
-            "Of these, tokens that the chosen endpoint was thought to hold.",
+            "Prompt tokens routed that the chosen endpoint was thought to hold.",
             registry=self.registry,
         )
+        self._request_tokens = Histogram(
+            "kvring_request_tokens",
+            "Prompt tokens of a request that has a chain, estimated.",
+            buckets=_PROMPT_BUCKETS_TOKENS,
+            registry=self.registry,
+        )
+        self._saved_tokens = Counter(
+            "kvring_saved_prefill_tokens_total",
+            "Prompt tokens thought cached at the chosen endpoint beyond the mean candidate's.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._saved_s = Counter(
+            "kvring_saved_gpu_seconds_total",
+            "GPU time of the saved prefill tokens, at the prefill rate reckoned with and the pool's `gpus`.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._added_tokens = Counter(
+            "kvring_added_prefill_tokens_total",
+            "Prompt tokens by which the mean candidate held more: cache given up for less load.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._added_s = Counter(
+            "kvring_added_gpu_seconds_total",
+            "GPU time of the added prefill tokens; saved less added is what the choices are worth.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._worth: dict[str, _Worth] = {}
+        limits = Counter(
+            "kvring_limits_total",
+            "Requests that reached a limit of the configuration, by which.",
+            ["limit"],
+            registry=self.registry,
+        )
+        self._limits = {limit: limits.labels(limit.value) for limit in choice.Limit}
         self.decision_s = Histogram(
             "kvring_decision_seconds",
             "Time to read the prompt and choose; not the transport.",
@@ -96,6 +148,12 @@ class Metrics:
             registry=self.registry,
         )
         self.streams = Counter("kvring_streams_total", "ext_proc streams ended.", registry=self.registry)
+        self.stream_s = Histogram(
+            "kvring_stream_seconds",
+            "How long an ext_proc stream was open: a request from its headers to the end of its answer.",
+            buckets=_STREAM_BUCKETS_S,
+            registry=self.registry,
+        )
         self.streams_open = Gauge(
             "kvring_streams_open", "ext_proc streams open, one a request in flight.", registry=self.registry
         )
@@ -128,11 +186,23 @@ class Metrics:
         )
         self._task_faults = {task: faults.labels(task) for task in TASKS}
         self.registry.register(gauges.Gauges(views, clock))
+        ProcessCollector(registry=self.registry)
 
-    def add_pool(self, name: str) -> None:
-        """Let the series of a pool begin at 0."""
+    def add_pool(self, name: str, gpus: float = 1.0) -> None:
+        """Let the series of a pool begin at 0; `gpus`: behind each of its endpoints [> 0]."""
         for event in EVENTS:
             self._events.labels(name, event)
+        self._worth[name] = _Worth(
+            gpus,
+            self._saved_tokens.labels(name),
+            self._saved_s.labels(name),
+            self._added_tokens.labels(name),
+            self._added_s.labels(name),
+        )
+
+    def limited(self, limit: choice.Limit) -> None:
+        """Count a limit that was reached."""
+        self._limits[limit].inc()
 
     def probed(self, *, good: bool) -> None:
         """Count a health probe."""
@@ -161,9 +231,37 @@ class Metrics:
         self._keyed[result.keyed_by].inc()
         if result.unkeyed is not None:
             self._unkeyed[result.unkeyed].inc()
+        else:
+            self._request_tokens.observe(result.prompt_tokens)
+        for limit in result.limits:
+            self._limits[limit].inc()
         self._prompt_tokens.inc(result.prompt_tokens)
         self._cached_tokens.inc(result.cached_tokens)
+        if result.pool not in self._worth:
+            self.add_pool(result.pool)
+        self._worth[result.pool].count(result)
 
     def exposition(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """What the choices of one pool were worth."""
+
+    gpus: float
+    saved_tokens: Counter
+    saved_s: Counter
+    added_tokens: Counter
+    added_s: Counter
+
+    def count(self, made: choice.Choice) -> None:
+        saved = made.saved_tokens
+        seconds = abs(saved) / made.prefill_tokens_per_s * self.gpus
+        if saved > 0:
+            self.saved_tokens.inc(saved)
+            self.saved_s.inc(seconds)
+        elif saved < 0:
+            self.added_tokens.inc(-saved)
+            self.added_s.inc(seconds)

@@ -120,6 +120,7 @@ class Server:
     async def _process(self, _requests: object, context: _Context) -> None:
         if len(self._open) >= self._settings.streams_max:
             self._metrics.streams_limit.inc()
+            self._metrics.limited(choice.Limit.STREAMS)
             return
         task = asyncio.current_task()
         if task is None:
@@ -127,6 +128,7 @@ class Server:
         opened = exchange.Exchange(self._groups, self._exchange_settings)
         self._open[task] = opened
         self._metrics.streams_open.inc()
+        began_s = self._clock()
         stream = _Stream(self, context, opened)
         try:
             await stream.run()
@@ -139,6 +141,7 @@ class Server:
             del self._open[task]
             self._metrics.streams_open.dec()
             self._metrics.streams.inc()
+            self._metrics.stream_s.observe(self._clock() - began_s)
 
     def _answer(self, opened: exchange.Exchange, event: protocol.Event | None) -> list[protocol.Action]:
         """The actions for `event`, or for the deadline where it is None, whatever happens."""
@@ -164,6 +167,8 @@ class Server:
             return
         self._metrics.decision_s.observe(spent_s)
         self._metrics.record(result)
+        if opened.limit is not None:
+            self._metrics.limited(opened.limit)
         if isinstance(result, choice.Choice) and _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "choice",

@@ -204,6 +204,10 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             " engines, at first 8,000."
         ),
     ] = None
+    gpus: Annotated[
+        float,
+        meta.number(0.01, 10_000, "GPUs behind one endpoint, for metrics that tell saved GPU time."),
+    ] = 1.0
     residency_idle_s: Annotated[
         float, meta.number(10, 86_400, "A block unused for this long counts as evicted.")
     ] = 1200.0

@@ -79,7 +79,7 @@ def gateway(fleet, engines):
     pool = {"signals": {"interval_s": 0.5}, "slow_start_s": 1, "health": {"interval_s": 1, "timeout_s": 5}}
     told = {"kv_tokens": None, "prefill_tokens_per_s": None}
     others = {name: f"127.0.0.1:{port}" for name, port in engines.items()}
-    return lambda: fleet(replicas=0, others=others, pool=pool | told, message_timeout_s=10)
+    return lambda: fleet(replicas=0, others=others, pool=pool | told)
 
 
 async def _counters(running: fleets.Fleet) -> Counter[str]:

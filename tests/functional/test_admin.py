@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client import parser
 
-from tests import ext_proc_client
+from tests import ext_proc_client, promtool
 from tests.ext_proc_client import Client, Mode, Stream
-from tests.functional.conftest import ROOT, FakeEndpoint, Launch, Sidecar, eventually
+from tests.functional.conftest import ROOT, WAIT_S, FakeEndpoint, Launch, Sidecar, eventually
 
 MARK = "xyzzy-secret"
 DUPLEX = Mode.FULL_DUPLEX_STREAMED
@@ -23,7 +23,7 @@ DUPLEX = Mode.FULL_DUPLEX_STREAMED
 def documented() -> dict[str, tuple[str, str]]:
     """Name -> (type, meaning) of the metrics in docs/metrics.md."""
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(kvring_\w+)` \| (\w+) \| [^|]* \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| `((?:kvring|process)_\w+)` \| (\w+) \| [^|]* \| (.*) \|$", text, re.MULTILINE)
     return {name: (kind, meaning) for name, kind, meaning in rows}
 
 
@@ -222,10 +222,47 @@ async def garbage(address: str) -> None:
         f"GET /{MARK * 2000} HTTP/1.1\r\nhost: a\r\n\r\n",
         f"GET /{MARK} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
     ):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(data.encode())
             answer = await reader.readline()
             writer.close()
             await writer.wait_closed()
         assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+
+
+async def test_promtool_finds_nothing_to_say_about_a_scrape_under_traffic(
+    sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
+) -> None:
+    up, other = await endpoint().listen(), await endpoint().listen()
+    members = {"up": up.address, "other": other.address}
+    running = await sidecar(members, group={"name": "blue", "gpus": 2}, decision_timeout_s=60)
+    bodies = [
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": f"{number} " * 8000}]}).encode()
+        for number in range(10)
+    ]
+    async with ext_proc_client.connect(running.grpc) as client:
+        stream = client.open(request_body_mode=Mode.BUFFERED)
+        await parked(stream)
+        for mode in (Mode.BUFFERED, DUPLEX):
+            headers = {":path": "/v1/chat/completions"}
+            await asyncio.gather(*(request(client, mode, headers, body, cut=False) for body in bodies))
+        families = await scraped(running)
+        _, text = await running.get("/metrics")
+    # in a thread: the endpoints answer their health checks meanwhile
+    done = await asyncio.to_thread(promtool.run, "check", "metrics", stdin=text)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    assert values["kvring_request_tokens_count",] == 21
+    assert values["kvring_saved_prefill_tokens_total", "blue"] > 5 * 1500, "the second time they are warm"
+    saved_s = values["kvring_saved_gpu_seconds_total", "blue"]
+    rate = values["kvring_prefill_tokens_per_second", "blue"]
+    assert saved_s == pytest.approx(2 * values["kvring_saved_prefill_tokens_total", "blue"] / rate)
+    assert max(values["kvring_oldest_lease_seconds", name, "blue"] for name in ("up", "other")) > 0
+    assert values["kvring_bound_tokens", "blue"] >= 8192
+    assert values["process_resident_memory_bytes",] > 10_000_000
+    assert {family.unit for family in families.values()} == {""}

@@ -46,7 +46,7 @@ async def up() -> AsyncIterator[engines.Engine]:
 async def test_a_running_kvring_shows_pools_endpoints_and_nothing_of_prompts(
     up: engines.Engine, unused_address: str, sidecar: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.05, "timeout_s": 0.5}}
+    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.2, "timeout_s": 2}}
     running = await sidecar(
         {},
         pools=[
