@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from extproc import ledger, prompt
 from extproc import policy as _policy
 from extproc import pool as _pool
@@ -38,8 +40,8 @@ class Limit(enum.StrEnum):
     STREAMS = "streams"  # more streams than are served: no opinion
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+# msgspec structs: one each a request, four times quicker to make than dataclasses.
+class Choice(msgspec.Struct, frozen=True):
     """Which endpoint, and why.
 
     `alternates`: where to retry, in order. `unkeyed`: why there was no chain, None if there was one.
@@ -78,13 +80,29 @@ class Choice:
         return self.cached_tokens - self.mean_cached_tokens
 
     @property
+    def in_short(self) -> str:
+        """The decision in one line, for a header; no key, no name of a client's."""
+        cached = f"{self.cached_tokens:.0f}/{self.prompt_tokens:.0f}"
+        told = {
+            "pool": self.pool,
+            "endpoint": self.endpoint.id,
+            "reason": self.reason.value,
+            "policy": self.policy,
+            "cached": cached,
+            "work": self.work_seen,
+            "passed": self.ring_steps,
+        }
+        if self.unkeyed is not None:
+            told["unkeyed"] = self.unkeyed.value
+        return "; ".join(f"{name}={value}" for name, value in told.items())
+
+    @property
     def addresses(self) -> str:
         """What Envoy is told: the endpoint, then the alternates, "ip:port,ip:port"."""
         return ",".join(endpoint.address for endpoint in (self.endpoint, *self.alternates))
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """A choice, and the lease that must be released when the request is over."""
 
     choice: Choice

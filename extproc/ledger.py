@@ -22,7 +22,7 @@ Called by: router (take, load), exchange (release).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from extproc import chain, pool
@@ -92,6 +92,11 @@ class Footprint:
 
     marks: tuple[chain.BlockHash, ...] = ()
     rest_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All of it, where nothing is shared."""
+        return len(self.marks) * MARK_TOKENS + self.rest_tokens
 
 
 def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_tokens: float) -> Footprint:
@@ -179,6 +184,24 @@ class Ledger:
         _expire(account, now)
         return Load(account.inflight, account.pending, _kv_tokens(account))
 
+    def loads(
+        self, endpoints: Sequence[pool.EndpointId], now: float
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Requests in flight, pending tokens and KV tokens held, each by endpoint; see `load`."""
+        inflight, pending, kv = [0] * len(endpoints), [0] * len(endpoints), [0] * len(endpoints)
+        accounts = self._accounts
+        for index, endpoint in enumerate(endpoints):
+            account = accounts.get(endpoint)
+            if account is None:
+                continue
+            if account.prefilling:
+                _expire(account, now)
+            if account.inflight:
+                inflight[index] = account.inflight
+                pending[index] = account.pending
+                kv[index] = len(account.marks) * MARK_TOKENS + account.rest_tokens
+        return inflight, pending, kv
+
     def oldest_s(self, endpoint: pool.EndpointId, now: float) -> float | None:
         """Age of the oldest open lease of `endpoint` at `now` [s, monotonic]; None if none is open."""
         account = self._accounts.get(endpoint)
@@ -188,11 +211,10 @@ class Ledger:
     def kv_after(self, endpoint: pool.EndpointId, more: Footprint) -> int:
         """Tokens of KV that open requests would hold at `endpoint` with one more of this footprint."""
         account = self._accounts.get(endpoint)
-        own = len(more.marks) * MARK_TOKENS + more.rest_tokens
         if account is None:
-            return own
+            return more.tokens
         shared = _held(account, more.marks) * MARK_TOKENS
-        return _kv_tokens(account) + own - shared
+        return _kv_tokens(account) + more.tokens - shared
 
     def take(
         self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, holds: Footprint = _NOTHING

@@ -15,13 +15,15 @@ Called by: exchange; the simulator; `kvring explain`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
+from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
-from extproc import homes, tuning
+from extproc import homes, request, tuning
 from extproc import ledger as _ledger
 from extproc import policy as _policy
 from extproc import pool as _pool
@@ -31,58 +33,37 @@ from extproc import residency as _residency
 from extproc import ring as _ring
 from extproc import sent as _sent
 from extproc import signals as _signals
+from extproc import survey as _survey
 
-__all__ = ["Request", "Router", "Settings"]
+__all__ = ["Preview", "Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
 
+Preview = request.Preview
+Request = request.Request
+_Key = request.Key
 Settings = tuning.Settings
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a choice needs to know; `Router.read` makes it of a prompt, the simulator of a trace.
-
-    `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
-    lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
-    request's own key, `explicit_by` where it stood. `previous`: the stored answer that it continues.
-    `model`: who may serve it; None if that is not known.
-    """
-
-    chain: _chain.Chain | None = None
-    tokens: float = 0.0
-    unread_tokens: float = 0.0
-    prefills: bool = True
-    unkeyed: _prompt.Unkeyed | None = None
-    explicit: str | None = None
-    explicit_by: _choice.KeyedBy = _choice.KeyedBy.HEADER
-    previous: str | None = None
-    model: str | None = None
+_PRESUMED_SHARE = 0.75
+"""How much of a prompt its home is presumed to hold, where others place it too and this one does not hear."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """Where a request belongs: ring key and where it came from.
-
-    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
-    """
-
-    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
-    value: int | None = None
-    anchor_block: int | None = None
-    first: _pool.EndpointId | None = None
-    hot: tuple[_anchor.Hot, ...] = ()
+class _Weighed(NamedTuple):
+    choice: _choice.Choice
+    asked: _policy.Question
+    held: _residency.Held
+    footprint: _ledger.Footprint
 
 
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_anchors", "_kv_tokens", "_turns", "answers", "ledger", "pool", "ramp", "residency", "ring", "sent",
-        "settings", "signals",
+        "_anchors", "_candidates", "_homes", "_survey", "_turns", "answers", "ledger", "pool", "ramp",
+        "residency", "ring", "sent", "settings", "signals", "unheard",
     )  # fmt: skip
 
     def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
@@ -90,24 +71,28 @@ class Router:
         self.settings = settings
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
+        self._homes = homes.Homes(self.ring)
+        self._candidates = _candidates.Candidates(pool.ready)
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s)
         self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
         self.answers = _answers.Answers(settings.answers_max)
         self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
-        self._kv_tokens: dict[_pool.EndpointId, int] = {}  # of those that are known not to be as configured
         self.ramp = _ramp.Ramp(settings.slow_start_s)
         self.sent = _sent.Record()
         self.signals = _signals.Board(settings.signals_age_max_s)
+        self._survey = _survey.Survey(self.ledger, self.ramp, self.sent, self.signals)
+        self.unheard = settings.replicas - 1
+        """Other replicas of kvring whose dispatches do not reach this one [>= 0]; set by who hears them."""
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
         if pool.membership != self.pool.membership:
             self.ring = _ring.Ring(pool.membership, self.settings.ring_points)
+            self._homes = homes.Homes(self.ring)
             members = {endpoint.id for endpoint in pool.endpoints}
-            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.signals):
+            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.signals, self._survey):
                 kept.retain(members)
-            self._kv_tokens = {name: size for name, size in self._kv_tokens.items() if name in members}
         self.pool = pool
 
     def restart(self, endpoint: _pool.EndpointId, now: float) -> None:
@@ -127,7 +112,7 @@ class Router:
         own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
         capacity = tuning.capacity(own)
         self.residency.resize(endpoint, capacity.gpu_blocks, capacity.host_blocks)
-        self._kv_tokens[endpoint] = max(round(kv_tokens), 1)
+        self._survey.resize(endpoint, max(round(kv_tokens), 1))
 
     def retune(self, prefill_tokens_per_s: float, bytes_per_token: float) -> None:
         """Reckon with these from now on. The chains stay as they are."""
@@ -161,12 +146,33 @@ class Router:
         self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
+        found = self._who(request, subset)
+        if found is None:
+            return self._nobody()
+        return self._decide(found, request, self._key_of(request, now), now, chance)
+
+    def preview(self, request: Request, now: float, chance: float) -> Preview | _choice.NoEndpoint:
+        """What `place` would choose now; nothing is taken or counted."""
+        found = self._who(request, None)
+        if found is None:
+            return self._nobody()
+        key = self._key_of(request, now, counts=False)
+        made, asked, _, _ = self._weigh(found, request, key, now, chance)
+        order = () if key.value is None else tuple(found.names[at] for at in asked.ring_order())
+        return Preview(made, found.names, asked, order)
+
+    def _who(self, request: Request, subset: Collection[str] | None) -> _candidates.Candidates | None:
         endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
         if subset is not None:
             endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
         if not endpoints:
-            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
-        return self._decide(endpoints, request, self._key_of(request, now), now, chance)
+            return None
+        if self._candidates.endpoints is not endpoints:  # else it is as it was the last time
+            self._candidates = _candidates.Candidates(endpoints)
+        return self._candidates
+
+    def _nobody(self) -> _choice.NoEndpoint:
+        return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
 
     def read(
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
@@ -192,12 +198,16 @@ class Router:
         seed = _chain.seed_of(prompt.seeds)
         return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
 
-    def _key_of(self, request: Request, now: float) -> _Key:
+    def _key_of(self, request: Request, now: float, *, counts: bool = True) -> _Key:
         """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
         keyed = _choice.KeyedBy
         anchor = None
         if request.chain is not None:  # counted whatever decides in the end
-            anchor = self._anchors.observe(request.chain, len(self.pool.endpoints), now)
+            size = len(self.pool.endpoints)
+            if counts:
+                anchor = self._anchors.observe(request.chain, size, now)
+            else:
+                anchor = self._anchors.foresee(request.chain, size)
         if request.explicit is not None:
             return _Key(request.explicit_by, _explicit(request.explicit))
         if request.previous is not None:
@@ -207,29 +217,48 @@ class Router:
         return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block, None, anchor.hot)
 
     def _decide(
-        self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
+        self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
-        footprint = self._footprint(request)
-        candidates = [self._candidate(endpoint, request, footprint, now) for endpoint in endpoints]
-        name = self._policy_for(key)
+        made, _, held, footprint = self._weigh(found, request, key, now, chance)
         # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
+        self._turns[made.policy] += 1
+        chosen = made.endpoint.id
+        # The lease comes last: a fault before it leaves nothing to release.
+        uncached = 0
+        if request.prefills:
+            uncached = max(round(request.tokens - made.cached_tokens), 0)
+            if request.chain is not None:
+                self.residency.add(chosen, request.chain, now)
+            read = 0.0 if request.chain is None else request.tokens
+            gpu_tokens = held.of(chosen).gpu_blocks * self._block_tokens
+            in_bytes = read * self.settings.bytes_per_token
+            self.sent.count(chosen, uncached, read, gpu_tokens, made.cached_tokens, in_bytes)
+        return _choice.Decision(made, self.ledger.take(chosen, uncached, now, footprint))
+
+    def _weigh(
+        self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
+    ) -> _Weighed:
+        """The choice; nothing is taken or counted yet."""
+        footprint = self._footprint(request)
+        held = _residency.NOTHING if request.chain is None else self.residency.held(request.chain, now)
+        name = self._policy_for(key)
         turn = self._turns[name]
-        self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
+            count = len(found)
             if key.value is None:
-                return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-            order = homes.order(self.ring, key.value, position, key.hot, key.first)
-            return (position[name] for name in order)
+                return ((turn + step) % count for step in range(count))
+            order = self._homes.order(key.value, found.position, key.hot, key.first)
+            return (found.position[name] for name in order)
 
-        limits = self.settings.limits
-        question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
+        known = self._survey.columns(found, request, held, footprint, self.settings, now)
+        question = self._question(request, known, key, ring_order, turn, chance)
         pick = _policy.POLICIES[name](question)
-        chosen = candidates[pick.index]
+        endpoint = found.endpoints[pick.index]
+        cached = question.cached[pick.index]
         made = _choice.Choice(
-            endpoint=chosen.endpoint,
-            alternates=self._alternates(pick, candidates, ring_order),
+            endpoint=endpoint,
+            alternates=self._alternates(pick, found, ring_order),
             policy=name,
             reason=pick.reason,
             unkeyed=request.unkeyed,
@@ -238,38 +267,18 @@ class Router:
             anchor_block=key.anchor_block,
             chain_blocks=0 if request.chain is None else len(request.chain),
             ring_steps=pick.ring_steps,
-            work_seen=chosen.work,
+            work_seen=int(question.work[pick.index]),
             prompt_tokens=request.tokens,
-            cached_tokens=chosen.cached_tokens,
-            candidates=tuple(endpoint.id for endpoint in endpoints),
+            cached_tokens=cached,
+            candidates=found.names,
             costs=pick.costs,
             pool=self.pool.name,
-            signals=self.signals.age(chosen.endpoint.id, now),
-            mean_cached_tokens=_mean_cached(candidates) if request.prefills else chosen.cached_tokens,
+            signals=self.signals.age(endpoint.id, now),
+            mean_cached_tokens=sum(question.cached) / len(found) if request.prefills else cached,
             prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
-            limits=self._limits(request),
+            limits=request.limits(self.settings.blocks_max),
         )
-        if request.chain is not None and request.prefills:
-            self.residency.add(chosen.endpoint.id, request.chain, now)
-        # The lease comes last: a fault before it leaves nothing to release.
-        uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
-        if request.prefills:
-            read = 0.0 if request.chain is None else request.tokens
-            self.sent.count(
-                chosen.endpoint.id,
-                uncached,
-                read,
-                chosen.gpu_tokens,
-                chosen.cached_tokens,
-                read * self.settings.bytes_per_token,
-            )
-        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
-
-    def _limits(self, request: Request) -> tuple[_choice.Limit, ...]:
-        found = [_choice.Limit.PROMPT_BYTES] if request.unread_tokens else []
-        if request.chain is not None and len(request.chain) >= self.settings.blocks_max:
-            found.append(_choice.Limit.BLOCKS)
-        return tuple(found)
+        return _Weighed(made, question, held, footprint)
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
@@ -283,53 +292,52 @@ class Router:
         if not request.prefills:
             return _ledger.Footprint()
         hashes = () if request.chain is None else request.chain.hashes
-        block_tokens = self.settings.block_bytes / self.settings.bytes_per_token
-        return _ledger.footprint(hashes, block_tokens, request.tokens)
+        return _ledger.footprint(hashes, self._block_tokens, request.tokens)
 
-    def _candidate(
-        self, endpoint: _pool.Endpoint, request: Request, footprint: _ledger.Footprint, now: float
-    ) -> _policy.Candidate:
-        load = self.ledger.load(endpoint.id, now)
-        cached = gpu = 0.0
-        if request.chain is not None:
-            match = self.residency.match(endpoint.id, request.chain, now)
-            colder = match.any_blocks - match.gpu_blocks
-            blocks = match.gpu_blocks + colder * (1 - self.settings.host_load_cost)
-            tokens_per_block = self.settings.block_bytes / self.settings.bytes_per_token
-            cached, gpu = blocks * tokens_per_block, match.gpu_blocks * tokens_per_block
-            if match.any_blocks and match.any_blocks == len(request.chain):
-                cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
-        sent_tokens = self.sent.to(endpoint.id).uncached_tokens
-        told, foreign = self.signals.load(endpoint.id, sent_tokens, now)
-        counted = self.ledger.kv_after(endpoint.id, footprint) / self._kv_tokens.get(
-            endpoint.id, self.settings.kv_tokens
-        )
-        return _policy.Candidate(
-            endpoint,
-            load.inflight + foreign,
-            load.pending,
-            cached,
-            kv_usage=max(counted, told or 0.0),
-            share=self.ramp.share(endpoint.id, now),
-            gpu_tokens=gpu,
+    @property
+    def _block_tokens(self) -> float:
+        return self.settings.block_bytes / self.settings.bytes_per_token
+
+    def _question(
+        self,
+        request: Request,
+        known: _survey.Columns,
+        key: _Key,
+        ring_order: _policy.RingOrder,
+        turn: int,
+        chance: float,
+    ) -> _policy.Question:
+        limits = self.settings.limits
+        if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
+            limits = _policy.Limits(limits.factor, limits.floor_tokens / (self.unheard + 1))
+            if key.by is _choice.KeyedBy.ANCHOR:
+                home = next(ring_order())
+                known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
+        return _policy.Question(
+            known.inflight,
+            known.pending,
+            known.work,
+            known.cached,
+            known.kv_usage,
+            request.tokens,
+            ring_order,
+            limits,
+            turn,
+            chance,
         )
 
     def _alternates(
-        self, pick: _policy.Pick, candidates: Sequence[_policy.Candidate], ring_order: _policy.RingOrder
+        self, pick: _policy.Pick, found: _candidates.Candidates, ring_order: _policy.RingOrder
     ) -> tuple[_pool.Endpoint, ...]:
         wanted = self.settings.alternates
         if not wanted:
             return ()
         if pick.costs:
-            ranked: Sequence[int] = sorted(range(len(candidates)), key=pick.costs.__getitem__)
+            ranked: Sequence[int] = sorted(range(len(found)), key=pick.costs.__getitem__)
         else:
             ranked = list(ring_order())
-        others = [candidates[index].endpoint for index in ranked if index != pick.index]
+        others = [found.endpoints[index] for index in ranked if index != pick.index]
         return tuple(others[:wanted])
-
-
-def _mean_cached(candidates: Sequence[_policy.Candidate]) -> float:
-    return sum(candidate.cached_tokens for candidate in candidates) / len(candidates)
 
 
 def _explicit(key: str) -> int:

@@ -47,7 +47,7 @@ class Simulation:
         self._random = random.Random(f"{seed}/routing")
         names = {f"replica-{number}": model for number, model in enumerate(asked.models)}
         self._fleet = fleet.Fleet(names, asked.external_kv_tokens, asked.shown)
-        settings = asked.router_settings()
+        settings = replace(asked.router_settings(), replicas=asked.unheard + 1)
         views = 1 if asked.sharing is scenario.Sharing.EXACT else asked.routers
         self._choosers = [factory(self._fleet.pool, settings) for _ in range(views)]
         self._settings = settings
