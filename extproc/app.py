@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extproc import (
     __version__,
@@ -27,13 +27,19 @@ from extproc import (
     choice,
     config,
     groups,
+    journal,
     log,
     metrics,
     router,
     server,
+    telling,
     views,
 )
+from extproc.config import values
 from extproc.endpoints import fleet, making
+
+if TYPE_CHECKING:
+    from extproc import tracing
 
 __all__ = ["run"]
 
@@ -45,7 +51,7 @@ async def run(settings: config.Config) -> None:
 
     Prints one line to stdout when ready: `ready {"grpc": ..., "health": ..., "admin": ...}`.
     Raises: server.BindError, OSError if an address can't be listened on; config.ConfigError if a source
-    can't be asked from here.
+    can't be asked from here; admin.AccessError if its token can't be used.
     """
     log.setup(settings.log_level)
     clock, chance = time.monotonic, random.SystemRandom().random
@@ -68,7 +74,11 @@ async def run(settings: config.Config) -> None:
         fleets[chosen.pool].answered(chosen.endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
-    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)
+    latest = journal.Journal()
+    tracer = _tracer(settings.traces)
+    admin_server = admin.Admin(
+        look, counted, clock, lambda: health_server.ready, _desk(settings, pools, latest)
+    )
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
@@ -79,10 +89,13 @@ async def run(settings: config.Config) -> None:
         clock,
         chance,
         answered,
+        telling.Teller(counted, latest, log_share=settings.log_choices, chance=chance, tracer=tracer),
     )
     signals = _signals()
 
     async with contextlib.AsyncExitStack() as stack:
+        if tracer is not None:
+            stack.push_async_callback(asyncio.to_thread, tracer.stop)
         await admin_server.start(settings.admin_listen)
         stack.push_async_callback(admin_server.stop)
         await health_server.start()
@@ -116,6 +129,23 @@ async def run(settings: config.Config) -> None:
             await ext_proc.stop(0)
         await stopping
         _log.info("stopped")
+
+
+def _desk(settings: config.Config, pools: groups.Groups, latest: journal.Journal) -> admin.Desk:
+    """What the page shows beside the state. Raises: admin.AccessError."""
+    access = admin.Access(settings.admin_token_file)
+    return admin.Desk(pools, settings.exchange_settings(), latest, config.plain(settings), access)
+
+
+def _tracer(wanted: values.Traces | None) -> tracing.Tracer | None:
+    """Who makes spans; loaded only where it is wanted. Raises: config.ConfigError without its library."""
+    if wanted is None:
+        return None
+    try:
+        from extproc import tracing  # noqa: PLC0415
+    except ImportError as error:
+        raise config.ConfigError("traces: needs the extra otel: pip install 'kvring[otel]'") from error
+    return tracing.Tracer(wanted.endpoint, wanted.share, wanted.service, time.time_ns)
 
 
 async def _watch(fleets: Iterable[fleet.Fleet]) -> None:

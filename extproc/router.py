@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-
-import msgspec
+from typing import NamedTuple
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
@@ -36,31 +35,27 @@ from extproc import sent as _sent
 from extproc import signals as _signals
 from extproc import survey as _survey
 
-__all__ = ["Request", "Router", "Settings"]
+__all__ = ["Preview", "Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
 
+Preview = request.Preview
 Request = request.Request
+_Key = request.Key
 Settings = tuning.Settings
 
 _PRESUMED_SHARE = 0.75
 """How much of a prompt its home is presumed to hold, where others place it too and this one does not hear."""
 
 
-class _Key(msgspec.Struct, frozen=True):
-    """Where a request belongs: ring key and where it came from.
-
-    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
-    """
-
-    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
-    value: int | None = None
-    anchor_block: int | None = None
-    first: _pool.EndpointId | None = None
-    hot: tuple[_anchor.Hot, ...] = ()
+class _Weighed(NamedTuple):
+    choice: _choice.Choice
+    asked: _policy.Question
+    held: _residency.Held
+    footprint: _ledger.Footprint
 
 
 class Router:
@@ -151,14 +146,33 @@ class Router:
         self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
+        found = self._who(request, subset)
+        if found is None:
+            return self._nobody()
+        return self._decide(found, request, self._key_of(request, now), now, chance)
+
+    def preview(self, request: Request, now: float, chance: float) -> Preview | _choice.NoEndpoint:
+        """What `place` would choose now; nothing is taken or counted."""
+        found = self._who(request, None)
+        if found is None:
+            return self._nobody()
+        key = self._key_of(request, now, counts=False)
+        made, asked, _, _ = self._weigh(found, request, key, now, chance)
+        order = () if key.value is None else tuple(found.names[at] for at in asked.ring_order())
+        return Preview(made, found.names, asked, order)
+
+    def _who(self, request: Request, subset: Collection[str] | None) -> _candidates.Candidates | None:
         endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
         if subset is not None:
             endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
         if not endpoints:
-            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
+            return None
         if self._candidates.endpoints is not endpoints:  # else it is as it was the last time
             self._candidates = _candidates.Candidates(endpoints)
-        return self._decide(self._candidates, request, self._key_of(request, now), now, chance)
+        return self._candidates
+
+    def _nobody(self) -> _choice.NoEndpoint:
+        return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
 
     def read(
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
@@ -184,12 +198,16 @@ class Router:
         seed = _chain.seed_of(prompt.seeds)
         return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
 
-    def _key_of(self, request: Request, now: float) -> _Key:
+    def _key_of(self, request: Request, now: float, *, counts: bool = True) -> _Key:
         """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
         keyed = _choice.KeyedBy
         anchor = None
         if request.chain is not None:  # counted whatever decides in the end
-            anchor = self._anchors.observe(request.chain, len(self.pool.endpoints), now)
+            size = len(self.pool.endpoints)
+            if counts:
+                anchor = self._anchors.observe(request.chain, size, now)
+            else:
+                anchor = self._anchors.foresee(request.chain, size)
         if request.explicit is not None:
             return _Key(request.explicit_by, _explicit(request.explicit))
         if request.previous is not None:
@@ -201,12 +219,30 @@ class Router:
     def _decide(
         self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
+        made, _, held, footprint = self._weigh(found, request, key, now, chance)
+        # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
+        self._turns[made.policy] += 1
+        chosen = made.endpoint.id
+        # The lease comes last: a fault before it leaves nothing to release.
+        uncached = 0
+        if request.prefills:
+            uncached = max(round(request.tokens - made.cached_tokens), 0)
+            if request.chain is not None:
+                self.residency.add(chosen, request.chain, now)
+            read = 0.0 if request.chain is None else request.tokens
+            gpu_tokens = held.of(chosen).gpu_blocks * self._block_tokens
+            in_bytes = read * self.settings.bytes_per_token
+            self.sent.count(chosen, uncached, read, gpu_tokens, made.cached_tokens, in_bytes)
+        return _choice.Decision(made, self.ledger.take(chosen, uncached, now, footprint))
+
+    def _weigh(
+        self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
+    ) -> _Weighed:
+        """The choice; nothing is taken or counted yet."""
         footprint = self._footprint(request)
         held = _residency.NOTHING if request.chain is None else self.residency.held(request.chain, now)
         name = self._policy_for(key)
-        # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
-        self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
             count = len(found)
@@ -240,26 +276,9 @@ class Router:
             signals=self.signals.age(endpoint.id, now),
             mean_cached_tokens=sum(question.cached) / len(found) if request.prefills else cached,
             prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
-            limits=self._limits(request),
+            limits=request.limits(self.settings.blocks_max),
         )
-        # The lease comes last: a fault before it leaves nothing to release.
-        uncached = 0
-        if request.prefills:
-            uncached = max(round(request.tokens - cached), 0)
-            if request.chain is not None:
-                self.residency.add(endpoint.id, request.chain, now)
-            read = 0.0 if request.chain is None else request.tokens
-            gpu_tokens = held.of(endpoint.id).gpu_blocks * self._block_tokens
-            self.sent.count(
-                endpoint.id, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
-            )
-        return _choice.Decision(made, self.ledger.take(endpoint.id, uncached, now, footprint))
-
-    def _limits(self, request: Request) -> tuple[_choice.Limit, ...]:
-        found = [_choice.Limit.PROMPT_BYTES] if request.unread_tokens else []
-        if request.chain is not None and len(request.chain) >= self.settings.blocks_max:
-            found.append(_choice.Limit.BLOCKS)
-        return tuple(found)
+        return _Weighed(made, question, held, footprint)
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from extproc import app, config
+from extproc import admin, app, config
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = config.load(args.config, os.environ)
         asyncio.run(app.run(settings))
-    except (config.ConfigError, OSError) as error:
+    except (config.ConfigError, admin.AccessError, OSError) as error:
         print(f"kvring serve: {error}", file=sys.stderr)
         return 2
     return 0

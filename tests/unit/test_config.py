@@ -46,6 +46,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "pools[].health.envoy": {"admin": "http://127.0.0.1:9901", "cluster": "vllm"},
     "pools[].match": {"models": ["m"]},
     "kubernetes_api": {"server": "https://10.0.0.1:6443"},
+    "traces": {"endpoint": "http://127.0.0.1:4318/v1/traces"},
 }
 
 
