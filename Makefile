@@ -46,6 +46,7 @@ format: $(VENV)/.dev  ## rewrite the code in the house layout
 docs: $(VENV)/.dev    ## rewrite the generated tables of docs/
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/dashboard.py
+	$(BIN)/python docs/drawings.py
 
 proto: $(VENV)/.dev   ## regenerate extproc/pb from proto/
 	$(BIN)/python proto/generate.py
