@@ -1,6 +1,6 @@
 """Message: the bytes one replica of kvring tells the others, and back.
 
-    b"kvr" version checksum(8) msgpack
+    b"kvr" version(1) checksum(8) sender(8) msgpack
 
 A message is a batch: what one sender has to tell at one moment, with its number. Names of endpoints stand once in
 a batch, entries refer to them by position. A chain is told as its last known block and the hashes behind it, so
@@ -27,6 +27,7 @@ __all__ = [
     "BYTES_MAX",
     "ENTRIES_MAX",
     "HASHES_MAX",
+    "LEASES_MAX",
     "Ask",
     "Batch",
     "Began",
@@ -36,6 +37,7 @@ __all__ = [
     "Strange",
     "decode",
     "encode",
+    "is_from",
     "pack",
     "unpack",
 ]
@@ -50,14 +52,20 @@ ENTRIES_MAX = 4096
 HASHES_MAX = 65_536
 """Hashes in one entry: the most blocks that a chain can be configured to have."""
 
+PLACES_MAX = 65_536
+"""Endpoints named in a batch."""
+
+LEASES_MAX = 131_072
+"""Open leases that one batch lists."""
+
 _MAGIC = b"kvr"
-_HEAD = len(_MAGIC) + 1 + 8
+_HEAD = 20
 _TOKENS_MAX = 1 << 40
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]  # 64 bits by the encoding
-_Index = Annotated[int, msgspec.Meta(ge=0, lt=ENTRIES_MAX)]
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=PLACES_MAX)]
 _Depth = Annotated[int, msgspec.Meta(ge=0, le=HASHES_MAX)]
 _Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * HASHES_MAX)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=_TOKENS_MAX)]
@@ -152,14 +160,15 @@ class Batch(
     number: _Number
     open_leases: _Number = 0
     places: Annotated[
-        tuple[tuple[_Name, Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], _Name], ...], _MANY
+        tuple[tuple[_Name, Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], _Name], ...],
+        msgspec.Meta(max_length=PLACES_MAX),
     ] = ()
     restarted: Annotated[tuple[Restarted, ...], _MANY] = ()
     began: Annotated[tuple[Began, ...], _MANY] = ()
     prefilled: Annotated[tuple[_Number, ...], _MANY] = ()
     ended: Annotated[tuple[_Number, ...], _MANY] = ()
     asks: Annotated[tuple[Ask, ...], _MANY] = ()
-    leases: Annotated[tuple[Open, ...], msgspec.Meta(max_length=131_072)] | None = None
+    leases: Annotated[tuple[Open, ...], msgspec.Meta(max_length=LEASES_MAX)] | None = None
     held: Annotated[tuple[Held, ...], _MANY] = ()
     to: _Number = 0
     last: bool = False
@@ -172,8 +181,13 @@ _decoder = msgspec.msgpack.Decoder(Batch)
 
 def encode(batch: Batch) -> bytes:
     """The message of `batch`."""
-    body = _encoder.encode(batch)
-    return _MAGIC + bytes((VERSION,)) + xxhash.xxh3_64_digest(body) + body
+    summed = batch.sender.to_bytes(8, "little") + _encoder.encode(batch)
+    return _MAGIC + bytes((VERSION,)) + xxhash.xxh3_64_digest(summed) + summed
+
+
+def is_from(data: bytes, sender: int) -> bool:
+    """Whether `data` claims to come from `sender`: a look that costs less than decoding one's own echo."""
+    return data[12:_HEAD] == sender.to_bytes(8, "little")
 
 
 def decode(data: bytes) -> Batch | Strange:
@@ -184,11 +198,10 @@ def decode(data: bytes) -> Batch | Strange:
         return Strange.FOREIGN
     if data[3] != VERSION:
         return Strange.VERSION
-    body = memoryview(data)[_HEAD:]
-    if xxhash.xxh3_64_digest(body) != data[4:_HEAD]:
+    if xxhash.xxh3_64_digest(memoryview(data)[12:]) != data[4:12]:
         return Strange.CORRUPT
     try:
-        batch = _decoder.decode(body)
+        batch = _decoder.decode(memoryview(data)[_HEAD:])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Strange.MALFORMED
     return batch if _refers_well(batch) else Strange.MALFORMED

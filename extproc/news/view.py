@@ -1,0 +1,351 @@
+"""View: one replica's part of the view that all replicas of kvring share.
+
+    flush: what happened here -> the next message        hear: another's message -> routers
+
+What another replica dispatched is added to residency, to the anchors' counts and to the ledger, as if it had
+been chosen here; so equal traffic gives equal anchors, and a bound holds over all replicas. Messages of a
+sender are numbered. Where one is missing, or the sender's count of open leases differs from ours, its list of
+open leases is asked for, and what endpoints were sent meanwhile. Whoever starts asks one peer for all it knows.
+
+A peer that is silent for `silent_s` is gone, and its leases with it; heard again, it is asked as above.
+
+Never: a wait; an exception for what others say; memory that grows with it (residency and ledger are bounded).
+Called by: share (with real bytes), simulation (with delayed ones).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from extproc import chain, journal, pool, residency, router
+from extproc.news import hearsay, message, paths, peer, telling
+
+__all__ = ["Counts", "Settings", "View"]
+
+_ALL_S = 1e9
+_GONE_MAX = 256
+_OVERLAP_S = 1.0  # asked for beyond the time that was missed
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`beat_s`: the longest a replica says nothing; `silent_s`: after which it is gone; `patience_s`: before a
+    question is asked again. `peers_max`: others that are listened to.
+    """
+
+    beat_s: float = 0.5
+    silent_s: float = 3.0
+    patience_s: float = 0.5
+    peers_max: int = 64
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals. `repeated`, `gaps`: messages that came twice, and holes in their numbers; `mismatches`: counts of open
+    leases that differed; `unresolved`: chains whose beginning was not known here; `unplaced`: entries about
+    endpoints or pools that are not ours; `crowd`: messages of senders beyond `peers_max`.
+    """
+
+    told: int = 0
+    told_bytes: int = 0
+    heard: int = 0
+    heard_bytes: int = 0
+    dispatches: int = 0
+    repeated: int = 0
+    gaps: int = 0
+    mismatches: int = 0
+    unresolved: int = 0
+    unplaced: int = 0
+    crowd: int = 0
+    expired: int = 0
+
+
+class View:
+    """`strange`: bytes that were no message of ours, by why. `warm`: whether what peers know was heard."""
+
+    __slots__ = ("_beat_s", "_gone", "_paths", "_peers", "_routers", "_sender", "_settings", "_telling",
+                 "_warming_s", "counts", "strange", "warm")  # fmt: skip
+
+    def __init__(
+        self,
+        sender: int,
+        routers: Mapping[str, router.Router],
+        entries: journal.Journal,
+        settings: Settings = Settings(),  # noqa: B008  (frozen)
+    ) -> None:
+        """`sender`: [1..2**63), this process's own for each start; `routers`: by pool, writing to `entries`."""
+        self._sender = sender
+        self._routers = routers
+        self._settings = settings
+        self._telling = telling.Telling(sender, routers, entries)
+        self._paths = paths.Paths()
+        self._peers: dict[int, peer.Peer] = {}
+        self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
+        self._beat_s = 0.0
+        self._warming_s: float | None = None
+        self.warm = False
+        self.counts = Counts()
+        self.strange = dict.fromkeys(message.Strange, 0)
+
+    @property
+    def peers(self) -> int:
+        """Other replicas heard lately."""
+        return len(self._peers)
+
+    @property
+    def peer_leases(self) -> int:
+        """Open leases of the other replicas."""
+        return sum(map(len, self._peers.values()))
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to tell at once."""
+        return self._telling.waits
+
+    def flush(self, now: float) -> bytes | None:
+        """The next message, None if there is nothing to tell and the others have heard from here lately.
+
+        Args: now [s, monotonic].
+        """
+        self._expire(now)
+        if not self._telling.waits and now < self._beat_s:
+            return None
+        return self._message(now)
+
+    def bye(self, now: float) -> bytes:
+        """The last message."""
+        return self._message(now, bye=True)
+
+    def alone(self) -> None:
+        """Nothing is heard any more and nothing will be: end what stands here of others."""
+        for number in list(self._peers):
+            self._drop(number)
+
+    def hear(self, data: bytes, now: float) -> None:
+        """Take in what came from outside."""
+        if message.is_from(data, self._sender):
+            return  # a store sends everybody everything
+        batch = message.decode(data)
+        if isinstance(batch, message.Strange):
+            self.strange[batch] += 1
+            return
+        known = self._peers.get(batch.sender)
+        if batch.bye:
+            if known is not None:
+                self._drop(batch.sender)
+                self._gone.pop(batch.sender, None)
+            return
+        if known is None:
+            if len(self._peers) >= self._settings.peers_max:
+                self.counts.crowd += 1
+                return
+            known = self._meet(batch, now)
+        elif batch.number <= known.number:
+            self.counts.repeated += 1
+            return
+        elif batch.number > known.number + 1:
+            self.counts.gaps += 1
+            self._telling.ask(batch.sender, leases=True, since_s=now - known.heard_s + _OVERLAP_S)
+            known.asked_s = now
+        known.number, known.heard_s = batch.number, now
+        self.counts.heard += 1
+        self.counts.heard_bytes += len(data)
+        self._apply(batch, known, now)
+
+    # ---- peers ----
+
+    def _meet(self, batch: message.Batch, now: float) -> peer.Peer:
+        """A peer that was not there: new, or back again."""
+        met = self._peers[batch.sender] = peer.Peer(batch.number, now)
+        since = self._gone.pop(batch.sender, None)
+        self._beat_s = now  # let it hear of us soon
+        if batch.number > 1:
+            asks_all = not self.warm and self._warming_s is None
+            if asks_all:
+                self._warming_s = now
+            since_s = _ALL_S if asks_all else -1.0 if since is None else now - since + _OVERLAP_S
+            self._telling.ask(batch.sender, leases=True, since_s=since_s)
+            met.asked_s = now
+        return met
+
+    def _expire(self, now: float) -> None:
+        settings = self._settings
+        for number, one in list(self._peers.items()):
+            if now - one.heard_s > settings.silent_s:
+                self.counts.expired += 1
+                self._drop(number)
+        if self._warming_s is not None and not self.warm and now - self._warming_s > settings.patience_s:
+            self._warming_s = None
+            other = next(iter(reversed(self._peers)), None)  # the last one met is not the one asked before
+            if other is not None:
+                self._warming_s = now
+                self._telling.ask(other, leases=False, since_s=_ALL_S)
+
+    def _drop(self, number: int) -> None:
+        dropped = self._peers.pop(number)
+        dropped.gone()
+        self._gone[number] = dropped.heard_s
+        while len(self._gone) > _GONE_MAX:
+            self._gone.popitem(last=False)
+
+    # ---- what is heard ----
+
+    def _apply(self, batch: message.Batch, sender: peer.Peer, now: float) -> None:
+        for one in batch.restarted:
+            found = self._place(batch, one.place)
+            if found is not None:
+                hearsay.restarted(*found, now)
+        for dispatch in batch.began:
+            self._began(batch, dispatch, sender, now)
+        for number in batch.prefilled:
+            sender.prefilled(number)
+        for number in batch.ended:
+            sender.ended(number)
+        if batch.leases is not None:
+            self._listed(batch, batch.leases, sender, now)
+        elif len(sender) != batch.open_leases and (
+            sender.asked_s is None or now - sender.asked_s > self._settings.patience_s
+        ):
+            self.counts.mismatches += 1
+            sender.asked_s = now
+            self._telling.ask(batch.sender, leases=True, since_s=-1.0)
+        if batch.to == self._sender:
+            self._held(batch, now)
+        for ask in batch.asks:
+            if ask.to == self._sender:
+                self._answer(batch, ask, now)
+
+    def _place(self, batch: message.Batch, place: int) -> tuple[router.Router, pool.EndpointId] | None:
+        """The router and the name of an endpoint that a batch speaks of; None if we have no such."""
+        pool_name, block_bytes, endpoint = batch.places[place]
+        found = self._routers.get(pool_name)
+        if found is None or found.settings.block_bytes != block_bytes or not found.has(endpoint):
+            self.counts.unplaced += 1
+            return None
+        return found, pool.EndpointId(endpoint)
+
+    def _began(self, batch: message.Batch, told: message.Began, sender: peer.Peer, now: float) -> None:
+        self.counts.dispatches += 1
+        found = self._place(batch, told.place)
+        if found is None:
+            sender.began(told.number, None)
+            return
+        chooser, endpoint = found
+        hashes = self._chain(chooser, told.back, told.depth, told.hashes)
+        if hashes is None:
+            self.counts.unresolved += 1
+            new = message.unpack(told.hashes)
+            pool_name = chooser.pool.name
+            self._telling.ask_path(batch.sender, pool_name, endpoint, new[-1] if new else told.back)
+        if sender.knows(told.number):  # from the sender's list, which was quicker
+            sender.ended(told.number)
+        dispatch = journal.Began(
+            told.number,
+            chooser.pool.name,
+            endpoint,
+            hashes or (),
+            0,
+            told.prompt_tokens,
+            told.uncached_tokens,
+            told.gpu_tokens,
+            told.cached_tokens,
+            told.prefills,
+        )
+        sender.began(told.number, hearsay.learn(chooser, dispatch, now))
+
+    def _listed(
+        self, batch: message.Batch, leases: tuple[message.Open, ...], sender: peer.Peer, now: float
+    ) -> None:
+        """Let exactly `leases` stand."""
+        sender.asked_s = None
+        by_number = {one.number: one for one in leases}
+        sender.only(by_number)
+        for number, one in by_number.items():
+            if sender.knows(number):
+                if not one.uncached_tokens:
+                    sender.prefilled(number)
+                continue
+            found = self._place(batch, one.place)
+            if found is None:
+                sender.began(number, None)
+                continue
+            chooser, endpoint = found
+            hashes = chooser.residency.path(one.end) if one.end else ()
+            lease = hearsay.lease(
+                chooser, endpoint, hashes, one.prompt_tokens, one.uncached_tokens, now, prefills=one.prefills
+            )
+            sender.began(number, lease)
+
+    def _chain(
+        self, chooser: router.Router, back: int, depth: int, packed: bytes
+    ) -> tuple[chain.BlockHash, ...] | None:
+        """The whole chain of an entry; None if its beginning is not known here."""
+        hashes = message.unpack(packed)
+        if depth:
+            before = self._paths.grown(back) or chooser.residency.path(back)
+            if len(before) != depth:
+                return None
+            hashes = before + hashes
+        if hashes:
+            self._paths.put(hashes)
+        return hashes
+
+    # ---- answers ----
+
+    def _held(self, batch: message.Batch, now: float) -> None:
+        for one in batch.held:
+            found = self._place(batch, one.place)
+            if found is None:
+                continue
+            chooser, endpoint = found
+            hashes = self._chain(chooser, one.back, one.depth, one.hashes)
+            if hashes:
+                hearsay.recall(chooser, endpoint, hashes, now - one.age_s)
+        if batch.last:
+            self.warm = True
+
+    def _answer(self, batch: message.Batch, ask: message.Ask, now: float) -> None:
+        if ask.leases:
+            self._telling.leases_wanted = True
+        if ask.since_s >= 0:
+            self._telling.answer(batch.sender, self._recent(now - ask.since_s, now))
+        if ask.paths:
+            self._telling.answer(batch.sender, self._whole(batch, ask.paths))
+
+    def _recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, residency.Recent]]:
+        """What endpoints hold that was used since `oldest_s`, of each the latest first, in turn."""
+        walks = [
+            (name, endpoint.id, one.residency.recent(endpoint.id, oldest_s, now))
+            for name, one in self._routers.items()
+            for endpoint in one.pool.endpoints
+        ]
+        while walks:
+            left = []
+            for name, endpoint, walk in walks:
+                found = next(walk, None)
+                if found is not None:
+                    left.append((name, endpoint, walk))
+                    yield name, endpoint, found
+            walks = left
+
+    def _whole(
+        self, batch: message.Batch, wanted: tuple[tuple[int, chain.BlockHash], ...]
+    ) -> Iterator[tuple[str, pool.EndpointId, residency.Recent]]:
+        for place, block in wanted:
+            found = self._place(batch, place)
+            if found is not None:
+                hashes = found[0].residency.path(block)
+                if hashes:
+                    yield found[0].pool.name, found[1], residency.Recent(0, 0, hashes, 0.0)
+
+    # ---- telling ----
+
+    def _message(self, now: float, *, bye: bool = False) -> bytes:
+        batch = self._telling.batch(bye=bye)
+        self._beat_s = now + self._settings.beat_s
+        data = message.encode(batch)
+        self.counts.told += 1
+        self.counts.told_bytes += len(data)
+        return data
