@@ -5,6 +5,7 @@ Never: anything of a request. Called by: app.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +28,12 @@ class Admin:
         counted: metrics.Metrics,
         clock: Callable[[], float],
         is_ready: Callable[[], bool],
+        sharing: Callable[[], _views.SharingView | None] = lambda: None,
     ) -> None:
-        """`looked_at`: the pools at a time; `is_ready`: what /readyz answers."""
+        """`looked_at`: the pools at a time; `is_ready`: what /readyz answers; `sharing`: how replicas
+        share.
+        """
+        self._sharing = sharing
         self._views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self._metrics = counted
         self._clock = clock
@@ -61,9 +66,11 @@ class Admin:
         return web.Response(text="ok\n")
 
     async def _get_readyz(self, _request: web.Request) -> web.Response:
+        # How sharing fares is told, and changes nothing: without it each replica goes on by itself.
+        detail = _detail(self._sharing())
         if self._is_ready():
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text="not ready\n")
+            return web.Response(text=f"ready\n{detail}")
+        return web.Response(status=503, text=f"not ready\n{detail}")
 
     async def _get_state(self, _request: web.Request) -> web.Response:
         return web.json_response(self.state())
@@ -72,7 +79,20 @@ class Admin:
         """Pools, load, residency and signals as they stand."""
         now = self._clock()
         pools = [_pool(view, now) for view in self._views(now)]
-        return {"version": __version__, "ready": self._is_ready(), "pools": pools}
+        shared = self._sharing()
+        return {
+            "version": __version__,
+            "ready": self._is_ready(),
+            "pools": pools,
+            "sharing": None if shared is None else dataclasses.asdict(shared),
+        }
+
+
+def _detail(shared: _views.SharingView | None) -> str:
+    if shared is None:
+        return ""
+    how = f"{shared.peers} peers" if shared.connected else f"alone, {shared.problem or 'not connected yet'}"
+    return f"sharing: {shared.kind}, {how}\n"
 
 
 def _pool(view: _views.PoolView, now: float) -> dict[str, Any]:

@@ -21,7 +21,8 @@ Called by: router. Source: our rule; measured against others in docs/decisions.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+
+import msgspec
 
 from extproc import chain
 
@@ -31,8 +32,7 @@ _DEPTH_BLOCKS = 1024
 _FORGET_BELOW = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Hot:
+class Hot(msgspec.Struct, frozen=True):
     """A shared prefix before the anchor: its key, its share of traffic (0..1], blocks up to its end."""
 
     key: int
@@ -40,8 +40,7 @@ class Hot:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(msgspec.Struct, frozen=True):
     """Where the key was taken: block index (`len(chain)` stands for the tail), and the key itself.
 
     `hot`: the shared prefixes before it, the widest first.
@@ -78,6 +77,11 @@ class Anchors:
         self._forget(now)
         self._count(blocks.hashes[:_DEPTH_BLOCKS])
         return self.locate(blocks, endpoints)
+
+    def count(self, blocks: chain.Chain, now: float) -> None:
+        """Count one request that another replica placed."""
+        self._forget(now)
+        self._count(blocks.hashes[:_DEPTH_BLOCKS])
 
     def locate(self, blocks: chain.Chain, endpoints: int) -> Anchor:
         """The anchor by what was counted so far; counts nothing."""

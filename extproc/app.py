@@ -18,7 +18,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from extproc import (
@@ -27,6 +29,7 @@ from extproc import (
     choice,
     config,
     groups,
+    journal,
     log,
     metrics,
     router,
@@ -34,14 +37,26 @@ from extproc import (
     views,
 )
 from extproc.endpoints import fleet, making
+from extproc.news import view
+from extproc.share import sharing as share
+from extproc.share import siblings as siblings_
 
-__all__ = ["run"]
+__all__ = ["Siblings", "run"]
 
 _log = logging.getLogger("kvring")
 
 
-async def run(settings: config.Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain.
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Worker `index` of `count` on this machine, whose sockets are in `directory`."""
+
+    directory: Path
+    index: int
+    count: int
+
+
+async def run(settings: config.Config, siblings: Siblings | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; `siblings`: the other workers of this machine.
 
     Prints one line to stdout when ready: `ready {"grpc": ..., "health": ..., "admin": ...}`.
     Raises: server.BindError, OSError if an address can't be listened on; config.ConfigError if a source
@@ -50,25 +65,33 @@ async def run(settings: config.Config) -> None:
     log.setup(settings.log_level)
     clock, chance = time.monotonic, random.SystemRandom().random
     fleets: dict[str, fleet.Fleet] = {}
+    entries = journal.Journal() if settings.store is not None or siblings is not None else None
+    sharing: share.Sharing | None = None
 
     def look(now: float) -> list[views.PoolView]:
         return [one.view(now) for one in fleets.values()]
 
-    counted = metrics.Metrics(look, clock, time.time())
+    def look_at_sharing() -> views.SharingView | None:
+        return None if sharing is None else sharing.look()
+
+    counted = metrics.Metrics(look, clock, time.time(), look_at_sharing)
     for group in settings.pools:
         counted.add_pool(group.name, group.gpus)
-        chooser = router.Router(config.static_pool(group), config.router_settings(group))
+        chooser = router.Router(config.static_pool(group), config.router_settings(group), entries)
         members = making.make(group, settings.kubernetes_api, clock, chance)
         fleets[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
     pools = groups.Groups(
         [groups.Group(one.router, config.match_of(one.settings)) for one in fleets.values()]
     )
 
+    if entries is not None:
+        sharing = _sharing(settings, siblings, fleets, entries, clock, chance)
+
     def answered(chosen: choice.Choice, well: bool) -> None:  # noqa: FBT001
         fleets[chosen.pool].answered(chosen.endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
-    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)
+    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready, look_at_sharing)
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
@@ -79,6 +102,7 @@ async def run(settings: config.Config) -> None:
         clock,
         chance,
         answered,
+        *([] if sharing is None else [sharing.poke]),
     )
     signals = _signals()
 
@@ -93,6 +117,8 @@ async def run(settings: config.Config) -> None:
         stack.callback(settled.cancel)
         if await _signalled(signals, watching, settled):
             return
+        if sharing is not None:
+            await _begin(sharing, stack)
         await ext_proc.start()
         stack.push_async_callback(ext_proc.stop, 0)
         gc.collect()
@@ -116,6 +142,40 @@ async def run(settings: config.Config) -> None:
             await ext_proc.stop(0)
         await stopping
         _log.info("stopped")
+
+
+def _sharing(
+    settings: config.Config,
+    siblings: Siblings | None,
+    fleets: Mapping[str, fleet.Fleet],
+    entries: journal.Journal,
+    clock: Callable[[], float],
+    chance: Callable[[], float],
+) -> share.Sharing:
+    """How this process shares: through the store where there is one, which workers then use too.
+
+    Raises: config.ConfigError without the client library.
+    """
+    routers = {name: one.router for name, one in fleets.items()}
+    shared = view.View(random.SystemRandom().randrange(1, 1 << 63), routers, entries)
+    if settings.store is None:
+        if siblings is None:
+            raise RuntimeError("nobody to share with")
+        among = siblings_.Siblings(siblings.directory, siblings.index, siblings.count)
+        return share.Sharing(shared, among, clock)
+    try:
+        from extproc.share import store  # noqa: PLC0415  (an extra: not there unless asked for)
+    except ImportError as error:
+        raise config.ConfigError("store: needs the valkey client: pip install 'kvring[valkey]'") from error
+    return share.Sharing(shared, store.StoreLink(settings.store, chance), clock)
+
+
+async def _begin(sharing: share.Sharing, stack: contextlib.AsyncExitStack) -> None:
+    """Share from now on until `stack` ends, and hear first what the others know."""
+    carrying = asyncio.create_task(sharing.run())
+    stack.push_async_callback(_end, carrying)
+    stack.push_async_callback(sharing.stop)
+    await sharing.settle()
 
 
 async def _watch(fleets: Iterable[fleet.Fleet]) -> None:

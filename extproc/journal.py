@@ -4,7 +4,8 @@
     restarted                            an endpoint's process is a new one
 
 The ledger and the router write, the shared view reads (`news.view`). Nobody waits for it: where the reader is
-slow, the oldest entries leave, counted, and what they would have told is told again by the list of open leases.
+slow, the oldest entries leave, counted, and what they would have told is told again by the list of open
+leases.
 
 Never: prompt text; more than `entries_max` entries; a lease that stays `open` after its end.
 Called by: router, ledger (write), news.view (reads).
@@ -16,7 +17,8 @@ from collections import deque
 
 import msgspec
 
-from extproc import chain, pool
+from extproc import chain
+from extproc import pool as _pool
 
 __all__ = ["ENTRIES_MAX", "Began", "Ended", "Entry", "Journal", "Open", "Prefilled", "Restarted"]
 
@@ -33,7 +35,7 @@ class Began(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     pool: str
-    endpoint: pool.EndpointId
+    endpoint: _pool.EndpointId
     hashes: tuple[chain.BlockHash, ...] = ()
     known_blocks: int = 0
     prompt_tokens: float = 0.0
@@ -50,7 +52,7 @@ class Open(msgspec.Struct, gc=False):
     """
 
     pool: str
-    endpoint: pool.EndpointId
+    endpoint: _pool.EndpointId
     prompt_tokens: float
     uncached_tokens: int
     end: chain.BlockHash
@@ -73,14 +75,16 @@ class Restarted(msgspec.Struct, frozen=True, gc=False):
     """The process behind `endpoint` is a new one."""
 
     pool: str
-    endpoint: pool.EndpointId
+    endpoint: _pool.EndpointId
 
 
 Entry = Began | Prefilled | Ended | Restarted
 
 
 class Journal:
-    """One process's entries. `open`: own leases that have not ended; `dropped`: entries nobody read in time."""
+    """One process's entries. `open`: own leases that have not ended; `dropped`: entries nobody read in
+    time.
+    """
 
     __slots__ = ("_entries", "_numbers", "dropped", "open")
 
@@ -125,7 +129,7 @@ class Journal:
         if self.open.pop(number, None) is not None:
             self._note(Ended(number))
 
-    def restarted(self, pool_name: str, endpoint: pool.EndpointId) -> None:
+    def restarted(self, pool_name: str, endpoint: _pool.EndpointId) -> None:
         """An endpoint was seen to be another process."""
         self._note(Restarted(pool_name, endpoint))
 

@@ -22,10 +22,10 @@ Called by: router (take, load), exchange (release).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from extproc import chain, pool
+from extproc import chain, journal, pool
 
 __all__ = [
     "MARK_TOKENS",
@@ -93,6 +93,11 @@ class Footprint:
     marks: tuple[chain.BlockHash, ...] = ()
     rest_tokens: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """All of it, where nothing is shared."""
+        return len(self.marks) * MARK_TOKENS + self.rest_tokens
+
 
 def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_tokens: float) -> Footprint:
     """The footprint of a prompt of `prompt_tokens` [>= 0] with these block hashes, `block_tokens` apart."""
@@ -123,7 +128,7 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "taken_s", "tokens")
+    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "number", "taken_s", "tokens")
 
     def __init__(
         self,
@@ -134,7 +139,8 @@ class Lease:
         expected_s: float,
         holds: Footprint,
     ) -> None:
-        """Only `Ledger.take` makes leases."""
+        """Only `Ledger.take` makes leases. `number`: in the journal, 0 where nobody is told of it."""
+        self.number = 0
         self.taken_s = taken_s
         self._holds = holds
         self._ledger = ledger
@@ -144,7 +150,13 @@ class Lease:
         self.expected_s = expected_s
 
     def prefilled(self) -> None:
-        """The prompt is prefilled: its tokens wait no more."""
+        """The prompt is seen to be prefilled: its tokens wait no more."""
+        if self.number and self._ledger.journal is not None and self._open:
+            self._ledger.journal.prefilled(self.number)
+        self.settle()
+
+    def settle(self) -> None:
+        """Its tokens wait no more, as far as is expected."""
         self._account.pending -= self.tokens
         self.tokens = 0
 
@@ -153,7 +165,9 @@ class Lease:
         if not self._open:
             return
         self._open = False
-        self.prefilled()
+        self.settle()
+        if self.number and self._ledger.journal is not None:
+            self._ledger.journal.ended(self.number)
         self._account.inflight -= 1
         del self._account.leases[self]
         _lift(self._account, self._holds)
@@ -163,10 +177,13 @@ class Lease:
 class Ledger:
     """All endpoints' entries. Bounded by the open requests and by the members of the pool."""
 
-    __slots__ = ("_accounts", "open_leases", "prefill_tokens_per_s")
+    __slots__ = ("_accounts", "journal", "open_leases", "prefill_tokens_per_s")
 
-    def __init__(self, prefill_tokens_per_s: float) -> None:
-        """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]."""
+    def __init__(self, prefill_tokens_per_s: float, entries: journal.Journal | None = None) -> None:
+        """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]; `entries`: what happens to
+        leases that have a number is noted there.
+        """
+        self.journal = entries
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.open_leases = 0
         self._accounts: dict[pool.EndpointId, _Account] = {}
@@ -185,14 +202,31 @@ class Ledger:
         oldest = None if account is None else next(iter(account.leases), None)
         return None if oldest is None else max(0.0, now - oldest.taken_s)
 
+    def loads(
+        self, endpoints: Sequence[pool.EndpointId], now: float
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Requests in flight, pending tokens and KV tokens held, each by endpoint; see `load`."""
+        inflight, pending, kv = [0] * len(endpoints), [0] * len(endpoints), [0] * len(endpoints)
+        accounts = self._accounts
+        for index, endpoint in enumerate(endpoints):
+            account = accounts.get(endpoint)
+            if account is None:
+                continue
+            if account.prefilling:
+                _expire(account, now)
+            if account.inflight:
+                inflight[index] = account.inflight
+                pending[index] = account.pending
+                kv[index] = len(account.marks) * MARK_TOKENS + account.rest_tokens
+        return inflight, pending, kv
+
     def kv_after(self, endpoint: pool.EndpointId, more: Footprint) -> int:
         """Tokens of KV that open requests would hold at `endpoint` with one more of this footprint."""
         account = self._accounts.get(endpoint)
-        own = len(more.marks) * MARK_TOKENS + more.rest_tokens
         if account is None:
-            return own
+            return more.tokens
         shared = _held(account, more.marks) * MARK_TOKENS
-        return _kv_tokens(account) + own - shared
+        return _kv_tokens(account) + more.tokens - shared
 
     def take(
         self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, holds: Footprint = _NOTHING
@@ -232,7 +266,7 @@ def _expire(account: _Account, now: float) -> None:
     # One seen to be over early must not hide those behind it, which then expect to be over sooner.
     queue = account.prefilling
     while queue and (not queue[0].tokens or queue[0].expected_s <= now):
-        queue.popleft().prefilled()
+        queue.popleft().settle()
 
 
 def _kv_tokens(account: _Account) -> int:

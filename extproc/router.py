@@ -17,11 +17,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from extproc import anchor as _anchor
 from extproc import answers as _answers
+from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
 from extproc import homes, tuning
+from extproc import journal as _journal
 from extproc import ledger as _ledger
 from extproc import policy as _policy
 from extproc import pool as _pool
@@ -63,8 +67,7 @@ class Request:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(msgspec.Struct, frozen=True):
     """Where a request belongs: ring key and where it came from.
 
     `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
@@ -81,37 +84,59 @@ class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_anchors", "_kv_tokens", "_turns", "answers", "ledger", "pool", "ramp", "residency", "ring", "sent",
-        "settings", "signals",
+        "_candidates", "_homes", "_kv_tokens", "_members", "_turns", "anchors", "answers", "journal",
+        "ledger", "pool", "ramp", "residency", "restarted_s", "ring", "sent", "sent_own", "settings",
+        "signals",
     )  # fmt: skip
 
-    def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
-        """Start with empty state over `pool`."""
+    def __init__(self, pool: _pool.Pool, settings: Settings, journal: _journal.Journal | None = None) -> None:
+        """Start with empty state over `pool`; `journal`: where other replicas learn of it, None if there
+        are none.
+        """
         self.settings = settings
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
-        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s)
+        self._homes = homes.Homes(self.ring)
+        self._candidates = _candidates.Candidates(pool.ready)
+        self._members = {endpoint.id for endpoint in pool.endpoints}
+        self.journal = journal
+        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, journal)
         self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
         self.answers = _answers.Answers(settings.answers_max)
-        self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
+        self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
         self._kv_tokens: dict[_pool.EndpointId, int] = {}  # of those that are known not to be as configured
         self.ramp = _ramp.Ramp(settings.slow_start_s)
-        self.sent = _sent.Record()
+        self.sent = _sent.Record()  # by all replicas, as far as is known
+        self.sent_own = self.sent if journal is None else _sent.Record()
+        self.restarted_s: dict[_pool.EndpointId, float] = {}
         self.signals = _signals.Board(settings.signals_age_max_s)
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
         if pool.membership != self.pool.membership:
             self.ring = _ring.Ring(pool.membership, self.settings.ring_points)
+            self._homes = homes.Homes(self.ring)
             members = {endpoint.id for endpoint in pool.endpoints}
-            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.signals):
+            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.sent_own, self.signals):
                 kept.retain(members)
+            self._members = members
+            self.restarted_s = {name: at_s for name, at_s in self.restarted_s.items() if name in members}
             self._kv_tokens = {name: size for name, size in self._kv_tokens.items() if name in members}
         self.pool = pool
 
-    def restart(self, endpoint: _pool.EndpointId, now: float) -> None:
-        """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up."""
+    def has(self, endpoint: str) -> bool:
+        """Whether `endpoint` is a member of the pool, ready or not."""
+        return endpoint in self._members
+
+    def restart(self, endpoint: _pool.EndpointId, now: float, *, told: bool = True) -> None:
+        """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up.
+
+        Args: told: whether other replicas should hear of it.
+        """
+        self.restarted_s[endpoint] = now
+        if told and self.journal is not None:
+            self.journal.restarted(self.pool.name, endpoint)
         self.residency.forget(endpoint)
         self.signals.drop(endpoint)
         self.ramp.begin(endpoint, now)
@@ -121,6 +146,7 @@ class Router:
         self.restart(endpoint, now)
         self.ledger.forget(endpoint)
         self.sent.forget(endpoint)
+        self.sent_own.forget(endpoint)
 
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
@@ -166,7 +192,9 @@ class Router:
             endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
         if not endpoints:
             return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
-        return self._decide(endpoints, request, self._key_of(request, now), now, chance)
+        if self._candidates.endpoints is not endpoints:  # else it is as it was the last time
+            self._candidates = _candidates.Candidates(endpoints)
+        return self._decide(self._candidates, request, self._key_of(request, now), now, chance)
 
     def read(
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
@@ -197,7 +225,7 @@ class Router:
         keyed = _choice.KeyedBy
         anchor = None
         if request.chain is not None:  # counted whatever decides in the end
-            anchor = self._anchors.observe(request.chain, len(self.pool.endpoints), now)
+            anchor = self.anchors.observe(request.chain, len(self.pool.endpoints), now)
         if request.explicit is not None:
             return _Key(request.explicit_by, _explicit(request.explicit))
         if request.previous is not None:
@@ -207,29 +235,29 @@ class Router:
         return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block, None, anchor.hot)
 
     def _decide(
-        self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
+        self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
         footprint = self._footprint(request)
-        candidates = [self._candidate(endpoint, request, footprint, now) for endpoint in endpoints]
+        held = _residency.NOTHING if request.chain is None else self.residency.held(request.chain, now)
         name = self._policy_for(key)
         # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
         self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
+            count = len(found)
             if key.value is None:
-                return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-            order = homes.order(self.ring, key.value, position, key.hot, key.first)
-            return (position[name] for name in order)
+                return ((turn + step) % count for step in range(count))
+            order = self._homes.order(key.value, found.position, key.hot, key.first)
+            return (found.position[name] for name in order)
 
-        limits = self.settings.limits
-        question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
+        question = self._question(found, request, footprint, held, now, ring_order, turn, chance)
         pick = _policy.POLICIES[name](question)
-        chosen = candidates[pick.index]
+        endpoint = found.endpoints[pick.index]
+        cached = question.cached[pick.index]
         made = _choice.Choice(
-            endpoint=chosen.endpoint,
-            alternates=self._alternates(pick, candidates, ring_order),
+            endpoint=endpoint,
+            alternates=self._alternates(pick, found, ring_order),
             policy=name,
             reason=pick.reason,
             unkeyed=request.unkeyed,
@@ -238,32 +266,40 @@ class Router:
             anchor_block=key.anchor_block,
             chain_blocks=0 if request.chain is None else len(request.chain),
             ring_steps=pick.ring_steps,
-            work_seen=chosen.work,
+            work_seen=int(question.work[pick.index]),
             prompt_tokens=request.tokens,
-            cached_tokens=chosen.cached_tokens,
-            candidates=tuple(endpoint.id for endpoint in endpoints),
+            cached_tokens=cached,
+            candidates=found.names,
             costs=pick.costs,
             pool=self.pool.name,
-            signals=self.signals.age(chosen.endpoint.id, now),
-            mean_cached_tokens=_mean_cached(candidates) if request.prefills else chosen.cached_tokens,
+            signals=self.signals.age(endpoint.id, now),
+            mean_cached_tokens=sum(question.cached) / len(found) if request.prefills else cached,
             prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
             limits=self._limits(request),
         )
-        if request.chain is not None and request.prefills:
-            self.residency.add(chosen.endpoint.id, request.chain, now)
         # The lease comes last: a fault before it leaves nothing to release.
-        uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
+        uncached, gpu_tokens = 0, 0.0
         if request.prefills:
+            uncached = max(round(request.tokens - cached), 0)
+            if request.chain is not None:
+                self.residency.add(endpoint.id, request.chain, now)
             read = 0.0 if request.chain is None else request.tokens
-            self.sent.count(
-                chosen.endpoint.id,
-                uncached,
-                read,
-                chosen.gpu_tokens,
-                chosen.cached_tokens,
-                read * self.settings.bytes_per_token,
-            )
-        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
+            gpu_tokens = held.of(endpoint.id).gpu_blocks * self.block_tokens
+            told = endpoint.id, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
+            self.sent.count(*told)
+            if self.sent_own is not self.sent:
+                self.sent_own.count(*told)
+        lease = self.ledger.take(endpoint.id, uncached, now, footprint)
+        if self.journal is not None:
+            hashes = () if request.chain is None else request.chain.hashes
+            lease.number = self.journal.next_number()
+            self.journal.began(
+                _journal.Began(
+                    lease.number, self.pool.name, endpoint.id, hashes, held.most, request.tokens, uncached,
+                    gpu_tokens, cached, request.prefills,
+                )
+            )  # fmt: skip
+        return _choice.Decision(made, lease)
 
     def _limits(self, request: Request) -> tuple[_choice.Limit, ...]:
         found = [_choice.Limit.PROMPT_BYTES] if request.unread_tokens else []
@@ -283,53 +319,115 @@ class Router:
         if not request.prefills:
             return _ledger.Footprint()
         hashes = () if request.chain is None else request.chain.hashes
-        block_tokens = self.settings.block_bytes / self.settings.bytes_per_token
-        return _ledger.footprint(hashes, block_tokens, request.tokens)
+        return _ledger.footprint(hashes, self.block_tokens, request.tokens)
 
-    def _candidate(
-        self, endpoint: _pool.Endpoint, request: Request, footprint: _ledger.Footprint, now: float
-    ) -> _policy.Candidate:
-        load = self.ledger.load(endpoint.id, now)
-        cached = gpu = 0.0
-        if request.chain is not None:
-            match = self.residency.match(endpoint.id, request.chain, now)
-            colder = match.any_blocks - match.gpu_blocks
-            blocks = match.gpu_blocks + colder * (1 - self.settings.host_load_cost)
-            tokens_per_block = self.settings.block_bytes / self.settings.bytes_per_token
-            cached, gpu = blocks * tokens_per_block, match.gpu_blocks * tokens_per_block
-            if match.any_blocks and match.any_blocks == len(request.chain):
-                cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
-        sent_tokens = self.sent.to(endpoint.id).uncached_tokens
-        told, foreign = self.signals.load(endpoint.id, sent_tokens, now)
-        counted = self.ledger.kv_after(endpoint.id, footprint) / self._kv_tokens.get(
-            endpoint.id, self.settings.kv_tokens
+    @property
+    def block_tokens(self) -> float:
+        """Tokens in a block of the chain, estimated."""
+        return self.settings.block_bytes / self.settings.bytes_per_token
+
+    def _question(
+        self,
+        found: _candidates.Candidates,
+        request: Request,
+        footprint: _ledger.Footprint,
+        held: _residency.Held,
+        now: float,
+        ring_order: _policy.RingOrder,
+        turn: int,
+        chance: float,
+    ) -> _policy.Question:
+        inflight, pending, kv_tokens = self.ledger.loads(found.names, now)
+        told = self._add_foreign(found, inflight, now)
+        work: list[float] = [
+            waiting + _ledger.REQUEST_TOKENS * requests
+            for waiting, requests in zip(pending, inflight, strict=True)
+        ]
+        if self.ramp:
+            shares = [self.ramp.share(name, now) for name in found.names]
+            work = [load / share for load, share in zip(work, shares, strict=True)]
+        return _policy.Question(
+            inflight,
+            pending,
+            work,
+            self._cached(found, request, held),
+            self._kv_usage(found, footprint, kv_tokens, told),
+            request.tokens,
+            ring_order,
+            self.settings.limits,
+            turn,
+            chance,
         )
-        return _policy.Candidate(
-            endpoint,
-            load.inflight + foreign,
-            load.pending,
-            cached,
-            kv_usage=max(counted, told or 0.0),
-            share=self.ramp.share(endpoint.id, now),
-            gpu_tokens=gpu,
-        )
+
+    def _cached(self, found: _candidates.Candidates, request: Request, held: _residency.Held) -> list[float]:
+        """Tokens of the prompt that each candidate holds; those of colder tiers count less."""
+        if request.chain is None:
+            return [0.0] * len(found)
+        per_block = self.block_tokens
+        gpu = held.gpu
+        if not (held.host or held.external):
+            cached = [gpu.get(name, 0) * per_block for name in found.names]
+        else:
+            cost = self.settings.host_load_cost
+            matches = [held.of(name) for name in found.names]
+            cached = [
+                (match.any_blocks - (match.any_blocks - match.gpu_blocks) * cost) * per_block
+                for match in matches
+            ]
+        if request.unread_tokens and len(request.chain):
+            # Who holds all we can see holds, most likely, the rest.
+            for index, name in enumerate(found.names):
+                if held.of(name).any_blocks == len(request.chain):
+                    cached[index] += request.unread_tokens
+        if max(cached) > request.tokens:
+            cached = [min(tokens, request.tokens) for tokens in cached]
+        return cached
+
+    def _add_foreign(
+        self, found: _candidates.Candidates, inflight: list[int], now: float
+    ) -> list[float] | None:
+        """KV usage that the engines tell, None if none does; requests of others are added to `inflight`."""
+        if not self.signals:
+            return None
+        usage = [0.0] * len(found)
+        for index, name in enumerate(found.names):
+            told, foreign = self.signals.load(name, self.sent.to(name).uncached_tokens, now)
+            usage[index] = told or 0.0
+            inflight[index] += foreign
+        return usage
+
+    def _kv_usage(
+        self,
+        found: _candidates.Candidates,
+        footprint: _ledger.Footprint,
+        kv_tokens: list[int],
+        told: list[float] | None,
+    ) -> list[float]:
+        """Share of each one's KV cache that is taken with this prompt; exact where space is short."""
+        own, sizes = footprint.tokens, self._kv_tokens
+        usual = self.settings.kv_tokens
+        usage = [0.0] * len(found)
+        if max(kv_tokens) + own > _policy.KV_USAGE_FREE * min((usual, *sizes.values())):
+            for index, name in enumerate(found.names):
+                size = sizes.get(name, usual)
+                if kv_tokens[index] + own > _policy.KV_USAGE_FREE * size:  # some of it may be shared
+                    usage[index] = self.ledger.kv_after(name, footprint) / size
+        if told is not None:
+            usage = list(map(max, usage, told))
+        return usage
 
     def _alternates(
-        self, pick: _policy.Pick, candidates: Sequence[_policy.Candidate], ring_order: _policy.RingOrder
+        self, pick: _policy.Pick, found: _candidates.Candidates, ring_order: _policy.RingOrder
     ) -> tuple[_pool.Endpoint, ...]:
         wanted = self.settings.alternates
         if not wanted:
             return ()
         if pick.costs:
-            ranked: Sequence[int] = sorted(range(len(candidates)), key=pick.costs.__getitem__)
+            ranked: Sequence[int] = sorted(range(len(found)), key=pick.costs.__getitem__)
         else:
             ranked = list(ring_order())
-        others = [candidates[index].endpoint for index in ranked if index != pick.index]
+        others = [found.endpoints[index] for index in ranked if index != pick.index]
         return tuple(others[:wanted])
-
-
-def _mean_cached(candidates: Sequence[_policy.Candidate]) -> float:
-    return sum(candidate.cached_tokens for candidate in candidates) / len(candidates)
 
 
 def _explicit(key: str) -> int:

@@ -24,6 +24,7 @@ from extproc.config.sources import (
     KubernetesApi,
     KubernetesService,
 )
+from extproc.config.store import Store
 from extproc.config.values import Config
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Match",
     "Pool",
     "Signals",
+    "Store",
     "load",
     "loads",
     "match_of",

@@ -28,8 +28,8 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             pattern=URL,
             max_length=4096,
             description=(
-                '"valkey://HOST:PORT", "valkeys://" for TLS (or redis://, rediss://), or "unix:///PATH". Several'
-                " hosts, with commas, are nodes of a Cluster, of which any will do, or Sentinels."
+                '"valkey://HOST:PORT", "valkeys://" for TLS (or redis://, rediss://), or "unix:///PATH".'
+                " Several hosts, with commas, are nodes of a Cluster, of which any will do, or Sentinels."
             ),
         ),
     ]
@@ -42,7 +42,9 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = "kvring"
     user: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=253)] | None,
-        meta.meaning("ACL user; it needs `+publish +subscribe +ping` and the channel. Unset: the default user."),
+        meta.meaning(
+            "ACL user; it needs `+publish +subscribe +ping` and the channel. Unset: the default user."
+        ),
     ] = None
     password_file: Annotated[
         _File | None, meta.meaning("File with the password, read at every connect. Unset: none is sent.")
@@ -55,7 +57,9 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ca_file: Annotated[
         _File | None, meta.meaning("Certificates that the server's is checked by. Unset: the system's.")
     ] = None
-    cert_file: Annotated[_File | None, meta.meaning("Certificate shown to the server, if it asks for one.")] = None
+    cert_file: Annotated[
+        _File | None, meta.meaning("Certificate shown to the server, if it asks for one.")
+    ] = None
     key_file: Annotated[_File | None, meta.meaning("Its key.")] = None
     timeout_s: Annotated[
         float, meta.number(0.1, 60, "To connect, and for an answer; after it the connection is made anew.")

@@ -13,6 +13,7 @@ import msgspec
 from extproc import exchange, prompt
 from extproc.config import meta, sources
 from extproc.config import pools as pools_
+from extproc.config import store as store_
 
 __all__ = ["Config", "VolatileSpan"]
 
@@ -107,6 +108,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kubernetes_api: Annotated[
         sources.KubernetesApi | None,
         meta.meaning("How the Kubernetes API is reached. Unset: as from any pod, by its service account."),
+    ] = None
+    store: Annotated[
+        store_.Store | None,
+        meta.meaning(
+            "What several replicas of kvring share their view through; see docs/high-availability.md. Unset:"
+            " each knows only what it sent itself."
+        ),
     ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

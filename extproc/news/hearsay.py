@@ -34,7 +34,13 @@ def learn(chooser: router.Router, told: journal.Began, now: float) -> ledger.Lea
             read * chooser.settings.bytes_per_token,
         )
     return lease(
-        chooser, told.endpoint, told.hashes, told.prompt_tokens, told.uncached_tokens, now, prefills=told.prefills
+        chooser,
+        told.endpoint,
+        told.hashes,
+        told.prompt_tokens,
+        told.uncached_tokens,
+        now,
+        prefills=told.prefills,
     )
 
 

@@ -2,9 +2,10 @@
 
     b"kvr" version(1) checksum(8) sender(8) msgpack
 
-A message is a batch: what one sender has to tell at one moment, with its number. Names of endpoints stand once in
-a batch, entries refer to them by position. A chain is told as its last known block and the hashes behind it, so
-a turn of a conversation costs its new blocks only. Hashes are 64-bit and chained: no text comes back from them.
+A message is a batch: what one sender has to tell at one moment, with its number. Names of endpoints stand
+once in a batch, entries refer to them by position. A chain is told as its last known block and the hashes
+behind it, so a turn of a conversation costs its new blocks only. Hashes are 64-bit and chained: no text comes
+back from them.
 
 Decoding is total: whatever the bytes are, it gives a batch within the limits below, or why not. The checksum
 tells damage, not malice: who may publish on the channel is the store's business (ACL).
@@ -127,17 +128,20 @@ class Restarted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     place: _Index
 
 
-class Ask(msgspec.Struct, frozen=True, omit_defaults=True, rename={"to": "t", "leases": "l", "since_s": "s", "paths": "p"}):
+class Ask(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={"to": "t", "leases": "l", "since_s": "s"},
+):
     """A question to the replica `to`.
 
-    `leases`: its open ones. `since_s`: what endpoints hold that was used so lately [s], -1: nothing. `paths`: whole
-    chains up to these blocks, as (place, hash).
+    `leases`: its open ones. `since_s`: what endpoints hold that was used so lately [s], -1: nothing.
     """
 
     to: _Number
     leases: bool = False
     since_s: Annotated[float, msgspec.Meta(ge=-1, le=1e9)] = -1.0
-    paths: Annotated[tuple[tuple[_Index, _Hash], ...], _MANY] = ()
 
 
 class Batch(
@@ -146,14 +150,15 @@ class Batch(
     omit_defaults=True,
     rename={
         "sender": "s", "number": "n", "open_leases": "o", "places": "p", "restarted": "r", "began": "b",
-        "prefilled": "f", "ended": "e", "asks": "q", "leases": "l", "held": "h", "to": "t", "last": "z", "bye": "x",
+        "prefilled": "f", "ended": "e", "asks": "q", "leases": "l", "held": "h", "to": "t", "last": "z",
+        "bye": "x",
     },
 ):  # fmt: skip
     """What `sender` tells in its message `number` [1, 2, ...]; it then has `open_leases` own leases open.
 
-    `places`: (pool, block bytes, endpoint) that entries refer to. To be applied in the order restarted, began,
-    prefilled, ended. `leases`: all open ones, None if that is not told. `held`: an answer for the replica
-    `to`; `last`: nothing more of it follows. `bye`: the sender ends.
+    `places`: (pool, block bytes, endpoint) that entries refer to. To be applied in the order restarted,
+    began, prefilled, ended. `leases`: all open ones, None if that is not told. `held`: an answer for the
+    replica `to`; `last`: nothing more of it follows. `bye`: the sender ends.
     """
 
     sender: _Number
@@ -222,6 +227,4 @@ def _refers_well(batch: Batch) -> bool:
     """Whether entries refer only to places there are."""
     places = len(batch.places)
     entries = (batch.restarted, batch.began, batch.held, batch.leases or ())
-    if any(one.place >= places for kind in entries for one in kind):
-        return False
-    return all(place < places for ask in batch.asks for place, _ in ask.paths)
+    return not any(one.place >= places for kind in entries for one in kind)

@@ -1,31 +1,72 @@
 """Peer: another replica of kvring as this one knows it: when it was heard, and its open leases.
 
-Its leases stand in this replica's ledger beside the own ones, so that a bound holds over all replicas. They end
-when the peer says so, when the peer's list of open leases lacks them, or when the peer has been silent too long.
+Its leases stand in this replica's ledger beside the own ones, so that a bound holds over all replicas.
+They end when the peer says so, when the peer's list of open leases lacks them, or when the peer has been
+silent too long.
 
 Never: more leases than `LEASES_MAX`; a lease that outlives its peer. Called by: news.view.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from extproc import ledger
 from extproc.news import message
 
-__all__ = ["Peer"]
+__all__ = ["OVERLAP_S", "Missing", "Peer"]
+
+OVERLAP_S = 1.0
+"""More than a message takes: asked for beyond the time that was missed."""
+
+
+class Missing:
+    """From when on something may have been missed, and whether it was asked for.
+
+    noticed: there is something  ->  asked  ->  answered: nothing, unless more was noticed after the question
+    """
+
+    __slots__ = ("_asked_s", "_from_s", "_noticed_s")
+
+    def __init__(self) -> None:
+        """Nothing is missing."""
+        self._from_s = math.inf
+        self._noticed_s = -math.inf
+        self._asked_s: float | None = None
+
+    def notice(self, from_s: float, now: float) -> None:
+        """What happened since `from_s` may be unknown here, so it seems at `now` [s, monotonic]."""
+        self._from_s = min(self._from_s, from_s)
+        self._noticed_s = now
+
+    def question(self, now: float, patience_s: float) -> float | None:
+        """How far back to ask, now [s]; None if nothing is missing, or an answer may be on its way."""
+        if self._from_s == math.inf or (self._asked_s is not None and now - self._asked_s < patience_s):
+            return None
+        self._asked_s = now
+        return now - self._from_s
+
+    def answered(self) -> None:
+        """All that was asked for has come."""
+        asked_s, self._asked_s = self._asked_s, None
+        if asked_s is not None:
+            self._from_s = math.inf if self._noticed_s <= asked_s else asked_s - OVERLAP_S
 
 
 class Peer:
-    """`number`: of its last message; `heard_s`: when that came [s]; `asked_s`: when its leases were asked for."""
+    """`number`: of its last message; `heard_s`: when that came [s]; `listed_s`: when its open leases were asked
+    for; `missing`: what endpoints were sent that may be unknown here.
+    """
 
-    __slots__ = ("_leases", "asked_s", "heard_s", "number")
+    __slots__ = ("_leases", "heard_s", "listed_s", "missing", "number")
 
     def __init__(self, number: int, now: float) -> None:
         """Heard for the first time at `now` [s, monotonic], with its message `number`."""
         self.number = number
         self.heard_s = now
-        self.asked_s: float | None = None
+        self.listed_s: float | None = None
+        self.missing = Missing()
         self._leases: dict[int, ledger.Lease | None] = {}
 
     def __len__(self) -> int:

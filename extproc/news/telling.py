@@ -2,8 +2,9 @@
 
     journal entries, questions, answers  ->  one batch a call, within the message's limits
 
-An answer about residency goes out in parts, one a batch, so that no call takes long and no message is large. The
-list of open leases is told whole: when somebody asks, and when entries were lost before they were told.
+An answer about residency goes out in parts, one a batch, so that no call takes long and no message is
+large. The list of open leases is told whole: when somebody asks, and when entries were lost before they
+were told.
 
 Never: a number twice; a batch larger than `message.BYTES_MAX`. Called by: news.view.
 """
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc import chain, journal, pool, residency, router
+from extproc import journal, pool, residency, router
 from extproc.news import message
 
 __all__ = ["BLOCKS_PER_ANSWER", "Telling"]
@@ -27,7 +28,6 @@ _BLOCKS_PER_BATCH = 32_768
 _PART_BLOCKS = 4096
 _PART_ENTRIES = 1024
 _ANSWERS_MAX = 16
-_PATHS_MAX = 256
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Telling:
     `told`: numbers of own leases that the others have heard of as open.
     """
 
-    __slots__ = ("_answers", "_asks", "_dropped", "_journal", "_number", "_paths", "_routers", "_sender",
+    __slots__ = ("_answers", "_asks", "_dropped", "_journal", "_number",  "_routers", "_sender",
                  "_waiting", "leases_wanted", "told")  # fmt: skip
 
     def __init__(self, sender: int, routers: Mapping[str, router.Router], entries: journal.Journal) -> None:
@@ -56,7 +56,6 @@ class Telling:
         self._number = 0
         self._dropped = 0
         self._asks: dict[int, tuple[bool, float]] = {}
-        self._paths: dict[int, list[tuple[str, pool.EndpointId, chain.BlockHash]]] = {}
         self._answers: deque[_Answer] = deque()
         self._waiting: deque[journal.Entry] = deque()
         self.leases_wanted = False
@@ -66,20 +65,16 @@ class Telling:
     def waits(self) -> bool:
         """Whether there is something to tell now."""
         return bool(
-            len(self._journal) or self._waiting or self._asks or self._paths or self._answers
+            len(self._journal) or self._waiting or self._asks or self._answers
             or self.leases_wanted
         )  # fmt: skip
 
     def ask(self, to: int, *, leases: bool, since_s: float) -> None:
-        """Ask replica `to` for its open leases, or for what was used in the last `since_s` [s, -1: nothing]."""
+        """Ask replica `to` for its open leases, or for what was used in the last `since_s` [s, -1:
+        nothing].
+        """
         before = self._asks.get(to, (False, -1.0))
         self._asks[to] = before[0] or leases, max(before[1], since_s)
-
-    def ask_path(self, to: int, pool_name: str, endpoint: pool.EndpointId, block: chain.BlockHash) -> None:
-        """Ask for the whole chain up to a block."""
-        wanted = self._paths.setdefault(to, [])
-        if len(wanted) < _PATHS_MAX:
-            wanted.append((pool_name, endpoint, block))
 
     def answer(self, to: int, held: Iterator[tuple[str, pool.EndpointId, residency.Recent]]) -> None:
         """Tell `to` what endpoints hold, in parts; beyond some answers at once none is begun."""
@@ -116,7 +111,7 @@ class Telling:
             began=tuple(began),
             prefilled=tuple(prefilled),
             ended=tuple(ended),
-            asks=self._questions(places),
+            asks=self._questions(),
             leases=leases,
             held=tuple(held),
             to=to,
@@ -185,18 +180,9 @@ class Telling:
             self._answers.popleft()
         return answer.to, held, last
 
-    def _questions(self, places: Callable[[str, pool.EndpointId], int]) -> tuple[message.Ask, ...]:
-        asks, paths = self._asks, self._paths
-        self._asks, self._paths = {}, {}
-        return tuple(
-            message.Ask(
-                to=to,
-                leases=asks.get(to, (False, -1.0))[0],
-                since_s=asks.get(to, (False, -1.0))[1],
-                paths=tuple((places(name, endpoint), block) for name, endpoint, block in paths.get(to, ())),
-            )
-            for to in asks.keys() | paths.keys()
-        )
+    def _questions(self) -> tuple[message.Ask, ...]:
+        asks, self._asks = self._asks, {}
+        return tuple(message.Ask(to, leases, since_s) for to, (leases, since_s) in asks.items())
 
 
 class _Places:

@@ -5,7 +5,8 @@
 What another replica dispatched is added to residency, to the anchors' counts and to the ledger, as if it had
 been chosen here; so equal traffic gives equal anchors, and a bound holds over all replicas. Messages of a
 sender are numbered. Where one is missing, or the sender's count of open leases differs from ours, its list of
-open leases is asked for, and what endpoints were sent meanwhile. Whoever starts asks one peer for all it knows.
+open leases is asked for, and what endpoints were sent meanwhile. Whoever starts asks one peer for all it
+knows.
 
 A peer that is silent for `silent_s` is gone, and its leases with it; heard again, it is asked as above.
 
@@ -26,13 +27,12 @@ __all__ = ["Counts", "Settings", "View"]
 
 _ALL_S = 1e9
 _GONE_MAX = 256
-_OVERLAP_S = 1.0  # asked for beyond the time that was missed
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`beat_s`: the longest a replica says nothing; `silent_s`: after which it is gone; `patience_s`: before a
-    question is asked again. `peers_max`: others that are listened to.
+    """`beat_s`: the longest a replica says nothing; `silent_s`: after which it is gone; `patience_s`:
+    before a question is asked again. `peers_max`: others that are listened to.
     """
 
     beat_s: float = 0.5
@@ -43,9 +43,10 @@ class Settings:
 
 @dataclass(slots=True)
 class Counts:
-    """Totals. `repeated`, `gaps`: messages that came twice, and holes in their numbers; `mismatches`: counts of open
-    leases that differed; `unresolved`: chains whose beginning was not known here; `unplaced`: entries about
-    endpoints or pools that are not ours; `crowd`: messages of senders beyond `peers_max`.
+    """Totals. `repeated`, `gaps`: messages that came twice, and holes in their numbers; `mismatches`:
+    counts of open leases that differed; `unresolved`: chains whose beginning was not known here;
+    `unplaced`: entries about endpoints or pools that are not ours; `crowd`: messages of senders beyond
+    `peers_max`.
     """
 
     told: int = 0
@@ -66,16 +67,18 @@ class View:
     """`strange`: bytes that were no message of ours, by why. `warm`: whether what peers know was heard."""
 
     __slots__ = ("_beat_s", "_gone", "_paths", "_peers", "_routers", "_sender", "_settings", "_telling",
-                 "_warming_s", "counts", "strange", "warm")  # fmt: skip
+                 "_warming", "counts", "strange", "warm")  # fmt: skip
 
     def __init__(
         self,
         sender: int,
         routers: Mapping[str, router.Router],
         entries: journal.Journal,
-        settings: Settings = Settings(),  # noqa: B008  (frozen)
+        settings: Settings = Settings(),
     ) -> None:
-        """`sender`: [1..2**63), this process's own for each start; `routers`: by pool, writing to `entries`."""
+        """`sender`: [1..2**63), this process's own for each start; `routers`: by pool, writing to
+        `entries`.
+        """
         self._sender = sender
         self._routers = routers
         self._settings = settings
@@ -84,7 +87,7 @@ class View:
         self._peers: dict[int, peer.Peer] = {}
         self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
         self._beat_s = 0.0
-        self._warming_s: float | None = None
+        self._warming: int | None = None  # the peer that was asked for all it knows
         self.warm = False
         self.counts = Counts()
         self.strange = dict.fromkeys(message.Strange, 0)
@@ -102,7 +105,7 @@ class View:
     @property
     def waits(self) -> bool:
         """Whether there is something to tell at once."""
-        return self._telling.waits
+        return self._telling.waits or not self._beat_s
 
     def flush(self, now: float) -> bytes | None:
         """The next message, None if there is nothing to tell and the others have heard from here lately.
@@ -118,10 +121,11 @@ class View:
         """The last message."""
         return self._message(now, bye=True)
 
-    def alone(self) -> None:
-        """Nothing is heard any more and nothing will be: end what stands here of others."""
-        for number in list(self._peers):
-            self._drop(number)
+    def greet(self) -> None:
+        """Say something at the next flush, whether there is news or not: somebody may hear us for the
+        first time.
+        """
+        self._beat_s = 0.0
 
     def hear(self, data: bytes, now: float) -> None:
         """Take in what came from outside."""
@@ -147,8 +151,8 @@ class View:
             return
         elif batch.number > known.number + 1:
             self.counts.gaps += 1
-            self._telling.ask(batch.sender, leases=True, since_s=now - known.heard_s + _OVERLAP_S)
-            known.asked_s = now
+            known.missing.notice(known.heard_s - peer.OVERLAP_S, now)
+            self._ask(batch.sender, known, now, leases=True)
         known.number, known.heard_s = batch.number, now
         self.counts.heard += 1
         self.counts.heard_bytes += len(data)
@@ -160,28 +164,36 @@ class View:
         """A peer that was not there: new, or back again."""
         met = self._peers[batch.sender] = peer.Peer(batch.number, now)
         since = self._gone.pop(batch.sender, None)
-        self._beat_s = now  # let it hear of us soon
+        self.greet()
         if batch.number > 1:
-            asks_all = not self.warm and self._warming_s is None
-            if asks_all:
-                self._warming_s = now
-            since_s = _ALL_S if asks_all else -1.0 if since is None else now - since + _OVERLAP_S
-            self._telling.ask(batch.sender, leases=True, since_s=since_s)
-            met.asked_s = now
+            if not self.warm and self._warming is None:
+                self._warming = batch.sender
+                met.missing.notice(now - _ALL_S, now)
+            elif since is not None:
+                met.missing.notice(since - peer.OVERLAP_S, now)
+            self._ask(batch.sender, met, now, leases=True)
         return met
 
     def _expire(self, now: float) -> None:
-        settings = self._settings
         for number, one in list(self._peers.items()):
-            if now - one.heard_s > settings.silent_s:
+            if now - one.heard_s > self._settings.silent_s:
                 self.counts.expired += 1
                 self._drop(number)
-        if self._warming_s is not None and not self.warm and now - self._warming_s > settings.patience_s:
-            self._warming_s = None
-            other = next(iter(reversed(self._peers)), None)  # the last one met is not the one asked before
-            if other is not None:
-                self._warming_s = now
-                self._telling.ask(other, leases=False, since_s=_ALL_S)
+            else:
+                unheard = one.listed_s is not None and now - one.listed_s > self._settings.patience_s
+                self._ask(number, one, now, leases=unheard)
+        if self._warming is not None and self._warming not in self._peers:  # it is gone: ask another
+            self._warming = next(iter(self._peers), None)
+            if self._warming is not None:
+                self._peers[self._warming].missing.notice(now - _ALL_S, now)
+
+    def _ask(self, number: int, one: peer.Peer, now: float, *, leases: bool) -> None:
+        """Ask a peer for its open leases, and for what is missing unless that was asked just now."""
+        since_s = one.missing.question(now, self._settings.patience_s)
+        if leases:
+            one.listed_s = now
+        if leases or since_s is not None:
+            self._telling.ask(number, leases=leases, since_s=-1.0 if since_s is None else since_s)
 
     def _drop(self, number: int) -> None:
         dropped = self._peers.pop(number)
@@ -206,13 +218,12 @@ class View:
         if batch.leases is not None:
             self._listed(batch, batch.leases, sender, now)
         elif len(sender) != batch.open_leases and (
-            sender.asked_s is None or now - sender.asked_s > self._settings.patience_s
+            sender.listed_s is None or now - sender.listed_s > self._settings.patience_s
         ):
             self.counts.mismatches += 1
-            sender.asked_s = now
-            self._telling.ask(batch.sender, leases=True, since_s=-1.0)
+            self._ask(batch.sender, sender, now, leases=True)
         if batch.to == self._sender:
-            self._held(batch, now)
+            self._held(batch, sender, now)
         for ask in batch.asks:
             if ask.to == self._sender:
                 self._answer(batch, ask, now)
@@ -236,9 +247,7 @@ class View:
         hashes = self._chain(chooser, told.back, told.depth, told.hashes)
         if hashes is None:
             self.counts.unresolved += 1
-            new = message.unpack(told.hashes)
-            pool_name = chooser.pool.name
-            self._telling.ask_path(batch.sender, pool_name, endpoint, new[-1] if new else told.back)
+            sender.missing.notice(now - peer.OVERLAP_S, now)
         if sender.knows(told.number):  # from the sender's list, which was quicker
             sender.ended(told.number)
         dispatch = journal.Began(
@@ -259,7 +268,7 @@ class View:
         self, batch: message.Batch, leases: tuple[message.Open, ...], sender: peer.Peer, now: float
     ) -> None:
         """Let exactly `leases` stand."""
-        sender.asked_s = None
+        sender.listed_s = None
         by_number = {one.number: one for one in leases}
         sender.only(by_number)
         for number, one in by_number.items():
@@ -294,7 +303,7 @@ class View:
 
     # ---- answers ----
 
-    def _held(self, batch: message.Batch, now: float) -> None:
+    def _held(self, batch: message.Batch, sender: peer.Peer, now: float) -> None:
         for one in batch.held:
             found = self._place(batch, one.place)
             if found is None:
@@ -304,15 +313,15 @@ class View:
             if hashes:
                 hearsay.recall(chooser, endpoint, hashes, now - one.age_s)
         if batch.last:
-            self.warm = True
+            sender.missing.answered()
+            if batch.sender == self._warming:
+                self.warm, self._warming = True, None
 
     def _answer(self, batch: message.Batch, ask: message.Ask, now: float) -> None:
         if ask.leases:
             self._telling.leases_wanted = True
         if ask.since_s >= 0:
             self._telling.answer(batch.sender, self._recent(now - ask.since_s, now))
-        if ask.paths:
-            self._telling.answer(batch.sender, self._whole(batch, ask.paths))
 
     def _recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, residency.Recent]]:
         """What endpoints hold that was used since `oldest_s`, of each the latest first, in turn."""
@@ -329,16 +338,6 @@ class View:
                     left.append((name, endpoint, walk))
                     yield name, endpoint, found
             walks = left
-
-    def _whole(
-        self, batch: message.Batch, wanted: tuple[tuple[int, chain.BlockHash], ...]
-    ) -> Iterator[tuple[str, pool.EndpointId, residency.Recent]]:
-        for place, block in wanted:
-            found = self._place(batch, place)
-            if found is not None:
-                hashes = found[0].residency.path(block)
-                if hashes:
-                    yield found[0].pool.name, found[1], residency.Recent(0, 0, hashes, 0.0)
 
     # ---- telling ----
 

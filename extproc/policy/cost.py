@@ -13,45 +13,60 @@ a long prompt again, so that it is a cost and no filter. The weights and what th
 
 from __future__ import annotations
 
+import itertools
+import math
+
 from extproc import ledger
 from extproc.policy import question, ring
 
-__all__ = ["NEW_WEIGHT", "cost", "pick"]
+__all__ = ["STEPS_COUNTED", "pick"]
 
-NEW_WEIGHT = 2.0
-KV_WEIGHT = 4.0
-KV_USAGE_FREE = 0.9
+STEPS_COUNTED = 4
+"""How far down the ring order a warm endpoint is looked for, to tell how many were passed over."""
+
+_NEW_WEIGHT = 2.0
+_KV_WEIGHT = 4.0
 
 
 def pick(asked: question.Question) -> question.Pick:
     """The least cost among the candidates below the cap; of equal costs the first in ring order."""
+    costs = _costs(asked)
+    allowed = _below_cap(asked, costs)
+    least = min(allowed)
+    reason = question.Reason.OVERFLOW if least > min(costs) else None
+    walk = asked.ring_order()
+    if allowed.count(least) == 1:  # the ring decides nothing: look only whether it is among the first
+        walk = itertools.islice(walk, STEPS_COUNTED)
+    for steps, index in enumerate(walk):
+        if allowed[index] == least:
+            reason = reason or (question.Reason.WARM if steps else question.Reason.HOME)
+            return question.Pick(index, reason, steps, tuple(costs))
+    index = allowed.index(least)
+    return question.Pick(index, reason or question.Reason.WARM, STEPS_COUNTED, tuple(costs))
+
+
+def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
+    """The costs, infinite where the cap forbids; all of them if it forbids everybody."""
     room_below = ring.limit(asked)
-    costs = tuple(cost(candidate, asked.prompt_tokens) for candidate in asked.candidates)
-    least_of_all = min(costs)
-    roomy = [
-        index
-        for index, candidate in enumerate(asked.candidates)
-        if ledger.has_room(candidate.work, room_below)
-    ] or range(len(costs))
-    least = min(costs[index] for index in roomy)
-    tied = {index for index in roomy if costs[index] == least}
-    for steps, index in enumerate(asked.ring_order()):
-        if index in tied:
-            return question.Pick(index, _reason(steps, least > least_of_all), steps, costs)
-    return question.Pick(min(tied), question.Reason.WARM, 0, costs)
+    if max(asked.work) < room_below:
+        return costs
+    allowed = [
+        cost if ledger.has_room(work, room_below) else math.inf
+        for cost, work in zip(costs, asked.work, strict=True)
+    ]
+    return costs if min(allowed) == math.inf else allowed
 
 
-def cost(candidate: question.Candidate, prompt_tokens: float) -> float:
-    """What a prompt of `prompt_tokens` costs at `candidate` [tokens, >= 0]."""
-    new = max(prompt_tokens - candidate.cached_tokens, 0.0)
-    tokens = candidate.work + NEW_WEIGHT * new
-    if candidate.kv_usage is not None and candidate.kv_usage > KV_USAGE_FREE:
-        held = prompt_tokens + candidate.pending_tokens + ledger.REQUEST_TOKENS
-        tokens += KV_WEIGHT * (candidate.kv_usage - KV_USAGE_FREE) * held
-    return tokens
-
-
-def _reason(steps: int, capped: bool) -> question.Reason:  # noqa: FBT001  (two facts, read in one place)
-    if capped:
-        return question.Reason.OVERFLOW
-    return question.Reason.WARM if steps else question.Reason.HOME
+def _costs(asked: question.Question) -> list[float]:
+    """What the prompt costs at each candidate [tokens, >= 0]."""
+    prompt = asked.prompt_tokens
+    uncached = _NEW_WEIGHT * prompt
+    costs = [
+        work + uncached - _NEW_WEIGHT * cached for work, cached in zip(asked.work, asked.cached, strict=True)
+    ]
+    if max(asked.kv_usage) > question.KV_USAGE_FREE:
+        for index, usage in enumerate(asked.kv_usage):
+            if usage > question.KV_USAGE_FREE:
+                held = prompt + asked.pending[index] + ledger.REQUEST_TOKENS
+                costs[index] += _KV_WEIGHT * (usage - question.KV_USAGE_FREE) * held
+    return costs

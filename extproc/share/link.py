@@ -1,4 +1,5 @@
-"""Link: a way to the other replicas. What is sent reaches all of them, or none, or some; never the caller's time.
+"""Link: a way to the other replicas. What is sent reaches all of them, or none, or some; never the
+caller's time.
 
 Called by: share.sharing. Implemented by: share.store, share.siblings.
 """
@@ -17,8 +18,8 @@ Heard = Callable[[bytes], None]
 
 @dataclass(slots=True)
 class State:
-    """How a link fares. `dropped`: messages not sent, since nobody could take them; `problem`: why, if anything is
-    wrong, without secrets; `connects`: how often a connection was made.
+    """How a link fares. `dropped`: messages not sent, since nobody could take them; `problem`: why, if
+    anything is wrong, without secrets; `connects`: how often a connection was made.
     """
 
     kind: str

@@ -19,6 +19,8 @@ from extproc.share import link
 __all__ = ["Sharing"]
 
 _BATCH_S = 0.005
+_SETTLE_S = 1.0
+_ALONE_S = 0.3  # a peer answers a greeting in less
 _LOOK_S = 0.1  # between two looks whether it is time to say something
 
 
@@ -43,6 +45,16 @@ class Sharing:
             group.create_task(self._link.run(self._hear, self._joined))
             group.create_task(self._beat())
 
+    async def settle(self) -> None:
+        """Return when what peers know was heard, there seem to be none, or it takes too long."""
+        began_s, joined_s = self._clock(), None
+        while not self._view.warm and self._clock() - began_s < _SETTLE_S:
+            if self._link.state.connected and joined_s is None:
+                joined_s = self._clock()
+            if joined_s is not None and not self._view.peers and self._clock() - joined_s > _ALONE_S:
+                return
+            await asyncio.sleep(_LOOK_S / 5)
+
     async def stop(self) -> None:
         """Say good-bye, so that nobody has to wait until our leases expire."""
         if self._timer is not None:
@@ -62,10 +74,10 @@ class Sharing:
             shared.peer_leases,
             shared.warm or not shared.peers,
             {"unsent": state.dropped, **{why.value: count for why, count in shared.strange.items()},
-             "repeated": shared.counts.repeated, "crowd": shared.counts.crowd, "unplaced": shared.counts.unplaced,
-             "unresolved": shared.counts.unresolved},
-            {"gap": shared.counts.gaps, "mismatch": shared.counts.mismatches, "expired": shared.counts.expired},
-            shared.counts.told,
+             "repeated": shared.counts.repeated, "crowd": shared.counts.crowd, "unplaced":
+             shared.counts.unplaced, "unresolved": shared.counts.unresolved},
+            {"gap": shared.counts.gaps, "mismatch": shared.counts.mismatches, "expired":
+            shared.counts.expired}, shared.counts.told,
             shared.counts.told_bytes,
             shared.counts.heard,
             shared.counts.heard_bytes,
@@ -73,6 +85,7 @@ class Sharing:
         )  # fmt: skip
 
     def _joined(self) -> None:
+        self._view.greet()
         self._flush()
 
     def _hear(self, data: bytes) -> None:

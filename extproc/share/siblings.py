@@ -1,16 +1,18 @@
 """Siblings: a link between the workers of one machine, over Unix sockets in one directory.
 
-Every worker listens on `worker-N.sock` and writes to all others' sockets, length before message. No process is
-in between, so that none can hold up the others, and the death of one cuts only its own connections.
+Every worker listens on `worker-N.sock` and writes to all others' sockets, length before message. No
+process is in between, so that none can hold up the others, and the death of one cuts only its own
+connections.
 
-Never: more than `_BUFFER_BYTES_MAX` waiting for one that does not read; what comes then is dropped for it, counted.
-Called by: app (makes), share.sharing. Why not through one of them: docs/decisions/0042-workers.md.
+Never: more than `_BUFFER_BYTES_MAX` waiting for one that does not read; what comes then is dropped for it,
+counted. Called by: app (makes), share.sharing. Why not through one of them: docs/decisions/0042-workers.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,7 +74,7 @@ class Siblings:
             gone = asyncio.Event()
             with contextlib.suppress(OSError):
                 transport, _ = await loop.create_unix_connection(
-                    lambda gone=gone: _Writer(gone), str(self._path(number))  # type: ignore[misc]
+                    functools.partial(_Writer, gone), str(self._path(number))
                 )
                 self._to[number] = transport
                 self.state.connects += 1
@@ -122,7 +124,7 @@ class _Reader(asyncio.Protocol):
             if end - start > message.BYTES_MAX + _LENGTH:
                 buffer.clear()
                 if self._transport is not None:
-                    self._transport.abort() if isinstance(self._transport, asyncio.Transport) else None
+                    self._transport.close()
                 return
             if len(buffer) < end:
                 break

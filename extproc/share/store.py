@@ -4,11 +4,11 @@
 
 One connection publishes, one is subscribed, both to one channel. A server sends our own messages back; as we
 send one at least twice a second, hearing none for `_DEAF_S` means that the way is blocked, whatever TCP says,
-and both connections are made anew, after a time that doubles and jitters. Of a Cluster any node will do, since
-plain channels are carried to all nodes; of Sentinels the primary is asked for at every connect.
+and both connections are made anew, after a time that doubles and jitters. Of a Cluster any node will do,
+since plain channels are carried to all nodes; of Sentinels the primary is asked for at every connect.
 
-Never: a key stored; a caller that waits; more than `_QUEUE_BYTES_MAX` waiting, the oldest leave then, counted.
-Called by: app (makes), share.sharing. Source: https://valkey.io/topics/pubsub
+Never: a key stored; a caller that waits; more than `_QUEUE_BYTES_MAX` waiting, the oldest leave then,
+counted. Called by: app (makes), share.sharing. Source: https://valkey.io/topics/pubsub
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class StoreLink:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wanted = asyncio.Event()
+        self._sent = asyncio.Event()  # nothing waits
         self._turn = 0  # which host of several is tried
 
     async def run(self, heard: link.Heard, joined: Callable[[], None]) -> None:
@@ -65,7 +66,9 @@ class StoreLink:
             if was_connected:
                 wait_s = _BACKOFF_S[0]
             if problem != self.state.problem or was_connected:
-                _log.warning("the store is not reached: choosing by what is known here", extra={"problem": problem})
+                _log.warning(
+                    "the store is not reached: choosing by what is known here", extra={"problem": problem}
+                )
             self.state.problem = problem
             await asyncio.sleep(wait_s * (0.5 + self._chance()))
             wait_s = min(2 * wait_s, _BACKOFF_S[1])
@@ -82,19 +85,20 @@ class StoreLink:
             self._queued_bytes -= len(self._queue.popleft())
             self.state.dropped += 1
         self.state.waiting = len(self._queue)
+        self._sent.clear()
         self._wanted.set()
 
     async def close(self) -> None:
         """As in `link.Link`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                while self._queue and self.state.connected:
-                    await asyncio.sleep(0.01)
+                await self._sent.wait()
 
     def _clear(self) -> None:
         self.state.dropped += len(self._queue)
         self._queue.clear()
         self._queued_bytes = self.state.waiting = 0
+        self._sent.set()
 
     async def _session(self, heard: link.Heard, joined: Callable[[], None]) -> None:
         """Carry over one pair of connections until one of them fails."""
@@ -134,6 +138,7 @@ class StoreLink:
                 self.state.waiting = len(self._queue)
                 await client.publish(channel, data)
                 self.state.sent += 1
+            self._sent.set()
 
     def _client(self) -> Any:
         settings = self._settings
@@ -161,7 +166,9 @@ class StoreLink:
                 "username": settings.sentinel_user,
                 "password": _secret(settings.sentinel_password_file),
             }
-            watch = valkey.asyncio.sentinel.Sentinel(hosts, sentinel_kwargs=asked, **kwargs)
+            watch: Any = valkey.asyncio.sentinel.Sentinel(  # type: ignore[no-untyped-call]
+                hosts, sentinel_kwargs=asked, **kwargs
+            )
             return watch.master_for(settings.sentinel)
         host, port = hosts[self._turn % len(hosts)]
         return valkey.asyncio.Valkey(host=host, port=port, **kwargs)

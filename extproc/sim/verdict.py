@@ -1,8 +1,8 @@
 """Verdict: whether routing by prefix pays on a load, said plainly, and if not, why.
 
 It pays where kvring's default policy answers sooner than the baseline, mean TTFT at least 10 % and 20 ms
-less, or serves at least 3 % more requests. It harms where mean TTFT is more than 5 % and 5 ms worse, or throughput
-more than 3 % less. Between the two it does neither: then the likeliest cause is named.
+less, or serves at least 3 % more requests. It harms where mean TTFT is more than 5 % and 5 ms worse, or
+throughput more than 3 % less. Between the two it does neither: then the likeliest cause is named.
 
 Invariant: no word that the figures do not bear out. Called by: cli.simulate, comparison_page.
 """
