@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-heavy test-engine check format bench docs proto clean
+.PHONY: help demo up test test-heavy test-engine check format bench benchmarks docs proto clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -16,8 +16,9 @@ demo: $(VENV)/.demo   ## round robin and kvring side by side through a real Envo
 up: $(VENV)/.demo     ## a gateway on this machine: Envoy + kvring + simulated replicas (ARGS="--upstream HOST:PORT")
 	$(BIN)/kvring up $(ARGS)
 
-test: $(VENV)/.dev    ## the test suite (ARGS="-k name")
-	$(BIN)/python -m pytest $(ARGS)
+# Files go to one process each, in the order collected: the long ones, with an Envoy, first.
+test: $(VENV)/.dev    ## the test suite, in as many processes as cores, at most 4 (ARGS="-k name")
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-heavy: $(VENV)/.dev   ## the long tests, minutes each
 	$(BIN)/python -m pytest -m heavy --timeout 900 $(ARGS)
@@ -27,6 +28,10 @@ test-engine: $(VENV)/.dev   ## two real vLLM processes on the CPU behind Envoy (
 
 bench: $(VENV)/.dev   ## measurements, as ratios within one run
 	$(BIN)/python -m pytest -m bench --timeout 900 -s tests/bench $(ARGS)
+
+benchmarks: $(VENV)/.dev   ## measure the tables of docs/benchmarks.md anew, hours
+	$(BIN)/python tests/bench/demo_seeds.py --write
+	$(BIN)/python tests/bench/simulated_tables.py --write
 
 check: $(VENV)/.dev   ## lint, types, import contracts
 	$(BIN)/ruff check .

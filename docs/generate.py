@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md, docs/metrics.md and docs/envoy.md from the code; `--check` only compares.
+"""Writes the tables of docs/configuration.md, metrics.md and envoy.md from the code; `--check` only compares.
 
 Usage: python docs/generate.py [--check]. Exit code 1 if --check finds a page out of date. A test runs it.
 """

@@ -38,7 +38,7 @@ __all__ = [
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 Mode = http_filter.ProcessingModeBodySendMode
 Headers = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]

@@ -59,4 +59,6 @@ def _unpack() -> None:
         except (subprocess.SubprocessError, OSError, ValueError):
             return
         _CACHED.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(Path(scratch) / "usr/bin/promtool", _CACHED)
+        with tempfile.TemporaryDirectory(dir=_CACHED.parent) as beside:  # whole or not there: others look too
+            shutil.copy(Path(scratch) / "usr/bin/promtool", beside)
+            (Path(beside) / "promtool").replace(_CACHED)

@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--config", type=Path, metavar="kvring.yaml", help="take the endpoints of the first pool in this file"
     )
+    source.add_argument(
+        "--endpoints-file",
+        metavar="PATH",
+        help="take the endpoints from this file while running, in Envoy's own form (EDS); "
+        "see envoy/endpoints.yaml",
+    )
     parser.add_argument(
         "--kvring",
         action="append",
@@ -91,7 +97,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--access-log", default="", metavar="PATH", help="one JSON line a request (default: off)"
     )
+    _tls_arguments(parser)
     parser.add_argument("--fragments", action="store_true", help="print the pieces, not a whole bootstrap")
+
+
+def _tls_arguments(parser: argparse.ArgumentParser) -> None:
+    files = parser.add_argument_group("TLS, each a PEM file that Envoy reads")
+    files.add_argument(
+        "--kvring-tls", action="store_true", help="speak TLS to kvring; without --kvring-ca its certificate "
+        "is not checked"
+    )  # fmt: skip
+    files.add_argument("--kvring-ca", default="", metavar="FILE", help="check kvring's certificate by this")
+    files.add_argument("--kvring-name", default="", metavar="NAME", help="... and that it is for this name")
+    files.add_argument("--kvring-cert", default="", metavar="FILE", help="Envoy's own for kvring (mTLS)")
+    files.add_argument("--kvring-key", default="", metavar="FILE", help="... and its key")
+    files.add_argument("--listen-cert", default="", metavar="FILE", help="TLS for clients: the certificate")
+    files.add_argument("--listen-key", default="", metavar="FILE", help="... and its key")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,17 +143,22 @@ def _listener(args: argparse.Namespace) -> bootstrap.Listener:
     sidecars = [
         bootstrap.Sidecar(address, args.kvring_health_port) for address in args.kvring or ["127.0.0.1:9002"]
     ]
+    given = (args.kvring_ca, args.kvring_cert, args.kvring_key, args.kvring_name)
+    clients = (args.listen_cert, args.listen_key)
     return bootstrap.Listener(
         args.listen,
-        _from_config(args.config) if args.config else endpoints(args.replica),
+        _from_config(args.config) if args.config else endpoints(args.replica or ()),
         steering=bootstrap.Steering(
             sidecars,
             body_mode=BodyMode[args.body_mode],
             message_timeout_s=args.message_timeout_s,
             fail_open=not args.fail_closed,
+            tls=bootstrap.Tls(*given) if args.kvring_tls or any(given) else None,
         ),
         body_bytes_max=args.body_bytes_max,
         access_log_path=args.access_log,
+        endpoints_path=args.endpoints_file or "",
+        tls=bootstrap.Tls("", *clients) if any(clients) else None,
     )
 
 

@@ -15,7 +15,10 @@ from collections.abc import Mapping
 from extproc import ledger
 from extproc.news import message
 
-__all__ = ["OVERLAP_S", "Missing", "Peer"]
+__all__ = ["ALL_S", "OVERLAP_S", "Missing", "Peer"]
+
+ALL_S = 1e9
+"""Longer than anything has been known."""
 
 OVERLAP_S = 1.0
 """More than a message takes: asked for beyond the time that was missed."""
@@ -45,7 +48,7 @@ class Missing:
         if self._from_s == math.inf or (self._asked_s is not None and now - self._asked_s < patience_s):
             return None
         self._asked_s = now
-        return now - self._from_s
+        return min(now - self._from_s, ALL_S)
 
     def answered(self) -> None:
         """All that was asked for has come."""

@@ -25,7 +25,6 @@ from extproc.news import hearsay, message, paths, peer, telling
 
 __all__ = ["Counts", "Settings", "View"]
 
-_ALL_S = 1e9
 _GONE_MAX = 256
 
 
@@ -168,7 +167,7 @@ class View:
         if batch.number > 1:
             if not self.warm and self._warming is None:
                 self._warming = batch.sender
-                met.missing.notice(now - _ALL_S, now)
+                met.missing.notice(now - peer.ALL_S, now)
             elif since is not None:
                 met.missing.notice(since - peer.OVERLAP_S, now)
             self._ask(batch.sender, met, now, leases=True)
@@ -185,7 +184,7 @@ class View:
         if self._warming is not None and self._warming not in self._peers:  # it is gone: ask another
             self._warming = next(iter(self._peers), None)
             if self._warming is not None:
-                self._peers[self._warming].missing.notice(now - _ALL_S, now)
+                self._peers[self._warming].missing.notice(now - peer.ALL_S, now)
 
     def _ask(self, number: int, one: peer.Peer, now: float, *, leases: bool) -> None:
         """Ask a peer for its open leases, and for what is missing unless that was asked just now."""

@@ -64,7 +64,7 @@ async def test_real_engines_are_read_chosen_and_seen_to_restart_and_lose_their_c
     pool = {"signals": {"interval_s": 0.5}, "slow_start_s": 1, "health": {"interval_s": 1, "timeout_s": 5}}
     kept = {"kv_tokens": None, "prefill_tokens_per_s": None}  # the engines tell
     async with (
-        fleet(replicas=0, others=others, pool=pool | kept, message_timeout_s=10) as running,
+        fleet(replicas=0, others=others, pool=pool | kept) as running,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http,
     ):
         running.http = http

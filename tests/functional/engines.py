@@ -20,7 +20,7 @@ from extproc.endpoints import source
 from tests.functional.conftest import eventually
 
 QUICK = config.Signals(interval_s=0.05, age_max_s=5.0, models_interval_s=0.05)
-PROBES = config.Health(interval_s=0.05, timeout_s=1.0, failures=1)
+PROBES = config.Health(interval_s=0.05, timeout_s=10.0, failures=1)
 
 
 @dataclass
@@ -205,7 +205,7 @@ async def running(
     script.listed = [made.member(name) for name in engines]
     task = asyncio.create_task(made.fleet.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await made.fleet.settled.wait()
             yield made
         assert not task.done()

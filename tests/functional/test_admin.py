@@ -14,7 +14,7 @@ from prometheus_client import parser
 
 from tests import ext_proc_client, promtool
 from tests.ext_proc_client import Client, Mode, Stream
-from tests.functional.conftest import ROOT, FakeEndpoint, Launch, Sidecar, eventually
+from tests.functional.conftest import ROOT, WAIT_S, FakeEndpoint, Launch, Sidecar, eventually
 
 MARK = "xyzzy-secret"
 DUPLEX = Mode.FULL_DUPLEX_STREAMED
@@ -222,7 +222,7 @@ async def garbage(address: str) -> None:
         f"GET /{MARK * 2000} HTTP/1.1\r\nhost: a\r\n\r\n",
         f"GET /{MARK} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
     ):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(data.encode())
             answer = await reader.readline()
@@ -235,7 +235,8 @@ async def test_promtool_finds_nothing_to_say_about_a_scrape_under_traffic(
     sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
 ) -> None:
     up, other = await endpoint().listen(), await endpoint().listen()
-    running = await sidecar({"up": up.address, "other": other.address}, group={"name": "blue", "gpus": 2})
+    members = {"up": up.address, "other": other.address}
+    running = await sidecar(members, group={"name": "blue", "gpus": 2}, decision_timeout_s=60)
     bodies = [
         json.dumps({"model": "m", "messages": [{"role": "user", "content": f"{number} " * 8000}]}).encode()
         for number in range(10)
@@ -248,7 +249,8 @@ async def test_promtool_finds_nothing_to_say_about_a_scrape_under_traffic(
             await asyncio.gather(*(request(client, mode, headers, body, cut=False) for body in bodies))
         families = await scraped(running)
         _, text = await running.get("/metrics")
-    done = promtool.run("check", "metrics", stdin=text)
+    # in a thread: the endpoints answer their health checks meanwhile
+    done = await asyncio.to_thread(promtool.run, "check", "metrics", stdin=text)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     values = {
         (sample.name, *sample.labels.values()): sample.value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +64,7 @@ async def test_endpoints_that_come_and_go_a_thousand_times_leave_nothing_behind(
         def left() -> tuple[int, int, int]:
             """Tasks, open files and series."""
             lines = running.metrics.exposition().decode().splitlines()
-            return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), len(lines)
+            return len(asyncio.all_tasks()), len(list(Path("/proc/self/fd").iterdir())), len(lines)
 
         def objects() -> int:
             gc.collect()
@@ -73,7 +73,7 @@ async def test_endpoints_that_come_and_go_a_thousand_times_leave_nothing_behind(
         running.script.list(stays)
         await eventually(lambda: left()[0] <= 12)
         await made["e0"].scraped()
-        before, objects_before = left(), objects()
+        objects_before, before = objects(), left()
         rng = random.Random(2)
         for turn in range(1000):
             passing = [running.member(name) for name in ("e1", "e2", "slow") if rng.random() < 0.7]
@@ -87,13 +87,13 @@ async def test_endpoints_that_come_and_go_a_thousand_times_leave_nothing_behind(
         assert len(running.router.pool.endpoints) > 1
         assert made["e1"].scrapes > 0
         running.script.list(stays)
-        await eventually(lambda: left() == before)
+        await eventually(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
         assert objects() < objects_before + 20  # of a thousand
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_to_the_pool_each_endpoint_counts_what_is_open_there(seed: int) -> None:
-    """Pools are swapped, endpoints leave and rejoin, names are taken over, while requests are open: L03, M04."""
+    """Pools are swapped, endpoints leave and rejoin, names change hands, with requests open: L03."""
     rng = random.Random(seed)
     names = [pool.EndpointId(f"e{number}") for number in range(6)]
     chooser = router.Router(pool.make("p", ()), router.Settings(policy=rng.choice(["cost", "ring"])))

@@ -41,7 +41,7 @@ async def test_a_running_kvring_shows_pools_endpoints_and_nothing_of_prompts(
     await up.start()
     await down.start()
     await down.stop()
-    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.05, "timeout_s": 0.5}}
+    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.2, "timeout_s": 2}}
     try:
         running = await sidecar(
             {},

@@ -96,12 +96,12 @@ class TestSecondArticle:
 
     def test_coding_clients_do_at_least_5_6_times_as_much_with_reuse(self):
         # 8 clients of 30 turns each, from the first request to the last answer
-        text = "coding:clients=8,endpoints=1,projects=1,kv_tokens=1100000,preset=second-article"
+        text = "coding:clients=8,endpoints=1,projects=1,sessions=1,kv_tokens=1100000,preset=second-article"
         per_min = {}
         for reuse in ("true", "false"):
             asked = workloads.make(f"{text},reuse={reuse}")
             asked = dataclasses.replace(asked, duration_s=3600.0, models=(slim(asked.models[0]),))
-            records = simulation.run(dataclasses.replace(asked, starts=first_session(asked)), cost(), 1)
+            records = simulation.run(asked, cost(), 1)
             assert len(records) == 240
             per_min[reuse] = 240 / max(one.finished_s for one in records) * 60
         assert per_min["true"] >= 5.6 * per_min["false"]
@@ -116,20 +116,3 @@ def slim(model):
 
 def cost():
     return policies.factories()["cost"]
-
-
-def first_session(asked: scenario.Scenario):
-    """The scripts, each ended after its 30th answer."""
-
-    def ended(script):
-        answer = None
-        asks = 0
-        while True:
-            step = script.send(answer)
-            if isinstance(step, simulation.client.Ask):
-                asks += 1
-                if asks > 30:
-                    return
-            answer = yield step
-
-    return lambda seed: (start._replace(script=ended(start.script)) for start in asked.starts(seed))
