@@ -71,10 +71,7 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
     def look(now: float) -> list[views.PoolView]:
         return [one.view(now) for one in fleets.values()]
 
-    def look_at_sharing() -> views.SharingView | None:
-        return None if sharing is None else sharing.look()
-
-    counted = metrics.Metrics(look, clock, time.time(), look_at_sharing)
+    counted = metrics.Metrics(look, clock, time.time(), lambda: None if sharing is None else sharing.look())
     for group in settings.pools:
         counted.add_pool(group.name, group.gpus)
         chooser = router.Router(config.static_pool(group), config.router_settings(group), entries)
@@ -91,7 +88,9 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
         fleets[chosen.pool].answered(chosen.endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
-    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready, look_at_sharing)
+    admin_server = admin.Admin(
+        look, counted, clock, lambda: health_server.ready, lambda: None if sharing is None else sharing.look()
+    )
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
@@ -129,10 +128,7 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
             "health": health_server.address,
             "admin": admin_server.address,
         }
-        members_known = {name: len(one.router.pool.endpoints) for name, one in fleets.items()}
-        _log.info("ready", extra={"version": __version__, "endpoints": members_known, **addresses})
-        sys.stdout.write(f"ready {json.dumps(addresses)}\n")
-        sys.stdout.flush()
+        _tell_ready(addresses, fleets)
         await _signalled(signals, watching)
         _log.info("draining", extra={"streams_open": ext_proc.streams_open})
         await health_server.set_ready(ready=False)
@@ -142,6 +138,13 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
             await ext_proc.stop(0)
         await stopping
         _log.info("stopped")
+
+
+def _tell_ready(addresses: Mapping[str, str], fleets: Mapping[str, fleet.Fleet]) -> None:
+    members_known = {name: len(one.router.pool.endpoints) for name, one in fleets.items()}
+    _log.info("ready", extra={"version": __version__, "endpoints": members_known, **addresses})
+    sys.stdout.write(f"ready {json.dumps(addresses)}\n")
+    sys.stdout.flush()
 
 
 def _sharing(

@@ -14,6 +14,7 @@ Called by: exchange; the simulator; `kvring explain`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,8 @@ __all__ = ["Request", "Router", "Settings"]
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
 _KEYLESS = {*_CHAINLESS, "least_load"}
+
+_SAME_RESTART_S = 5.0
 
 
 Settings = tuning.Settings
@@ -84,8 +87,8 @@ class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_candidates", "_homes", "_kv_tokens", "_members", "_turns", "anchors", "answers", "journal",
-        "ledger", "pool", "ramp", "residency", "restarted_s", "ring", "sent", "sent_own", "settings",
+        "_candidates", "_homes", "_kv_tokens", "_members", "_restarts", "_turns", "anchors", "answers",
+        "journal", "ledger", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings",
         "signals",
     )  # fmt: skip
 
@@ -109,7 +112,7 @@ class Router:
         self.ramp = _ramp.Ramp(settings.slow_start_s)
         self.sent = _sent.Record()  # by all replicas, as far as is known
         self.sent_own = self.sent if journal is None else _sent.Record()
-        self.restarted_s: dict[_pool.EndpointId, float] = {}
+        self._restarts: dict[_pool.EndpointId, tuple[float, bool]] = {}  # when, and whether seen here
         self.signals = _signals.Board(settings.signals_age_max_s)
 
     def publish(self, pool: _pool.Pool) -> None:
@@ -121,7 +124,7 @@ class Router:
             for kept in (self.ledger, self.residency, self.ramp, self.sent, self.sent_own, self.signals):
                 kept.retain(members)
             self._members = members
-            self.restarted_s = {name: at_s for name, at_s in self.restarted_s.items() if name in members}
+            self._restarts = {name: last for name, last in self._restarts.items() if name in members}
             self._kv_tokens = {name: size for name, size in self._kv_tokens.items() if name in members}
         self.pool = pool
 
@@ -132,9 +135,14 @@ class Router:
     def restart(self, endpoint: _pool.EndpointId, now: float, *, told: bool = True) -> None:
         """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up.
 
-        Args: told: whether other replicas should hear of it.
+        Args: told: whether other replicas should hear of it; False: one of them saw it. A restart that one
+        saw
+            before another did is one restart.
         """
-        self.restarted_s[endpoint] = now
+        at_s, seen_here = self._restarts.get(endpoint, (-math.inf, told))
+        if now - at_s < _SAME_RESTART_S and not (told and seen_here):
+            return
+        self._restarts[endpoint] = now, told
         if told and self.journal is not None:
             self.journal.restarted(self.pool.name, endpoint)
         self.residency.forget(endpoint)

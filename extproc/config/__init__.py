@@ -26,9 +26,11 @@ from extproc.config.sources import (
 )
 from extproc.config.store import Store
 from extproc.config.values import Config
+from extproc.config.workers import WORKERS_MAX, for_worker, worker_address
 
 __all__ = [
     "SOURCES",
+    "WORKERS_MAX",
     "Config",
     "ConfigError",
     "Dns",
@@ -43,10 +45,12 @@ __all__ = [
     "Pool",
     "Signals",
     "Store",
+    "for_worker",
     "load",
     "loads",
     "match_of",
     "router_settings",
     "static_members",
     "static_pool",
+    "worker_address",
 ]

@@ -11,10 +11,7 @@ import msgspec
 
 from extproc.config import meta
 
-__all__ = ["URL", "Store"]
-
-_HOST = r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?"
-URL = rf"^(?:(?:valkey|redis)s?://{_HOST}(?:,{_HOST})*/?|unix:///.+)$"
+__all__ = ["Store"]
 
 _File = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
@@ -25,7 +22,7 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     url: Annotated[
         str,
         msgspec.Meta(
-            pattern=URL,
+            min_length=1,
             max_length=4096,
             description=(
                 '"valkey://HOST:PORT", "valkeys://" for TLS (or redis://, rediss://), or "unix:///PATH".'

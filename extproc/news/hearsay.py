@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from extproc import chain, journal, ledger, pool, router
 
-__all__ = ["learn", "lease", "recall", "restarted"]
-
-_SAME_RESTART_S = 5.0
-"""A restart told so soon after one that was seen is the same one."""
+__all__ = ["learn", "lease", "recall"]
 
 
 def learn(chooser: router.Router, told: journal.Began, now: float) -> ledger.Lease:
@@ -66,10 +63,3 @@ def recall(
 ) -> None:
     """Note that `endpoint` is thought to hold a chain that was last used at `used_s` [s, monotonic]."""
     chooser.residency.add(endpoint, chain.Chain(hashes, 0), used_s)
-
-
-def restarted(chooser: router.Router, endpoint: pool.EndpointId, now: float) -> None:
-    """Another replica saw a restart of `endpoint`; nothing happens where it was seen here just before."""
-    before = chooser.restarted_s.get(endpoint)
-    if before is None or now - before > _SAME_RESTART_S:
-        chooser.restart(endpoint, now, told=False)

@@ -58,8 +58,8 @@ class Missing:
 
 
 class Peer:
-    """`number`: of its last message; `heard_s`: when that came [s]; `listed_s`: when its open leases were asked
-    for; `missing`: what endpoints were sent that may be unknown here.
+    """`number`: of its last message; `heard_s`: when that came [s]; `listed_s`: when its open leases were
+    asked for; `missing`: what endpoints were sent that may be unknown here.
     """
 
     __slots__ = ("_leases", "heard_s", "listed_s", "missing", "number")

@@ -207,7 +207,7 @@ class View:
         for one in batch.restarted:
             found = self._place(batch, one.place)
             if found is not None:
-                hearsay.restarted(*found, now)
+                found[0].restart(found[1], now, told=False)
         for dispatch in batch.began:
             self._began(batch, dispatch, sender, now)
         for number in batch.prefilled:
