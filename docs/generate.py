@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md, metrics.md and envoy.md from the code; `--check` only compares.
+"""Writes the generated tables of docs/*.md from the code; `--check` only compares.
 
 Usage: python docs/generate.py [--check]. Exit code 1 if --check finds a page out of date. A test runs it.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 
 from extproc import metrics, pool, router, traps, views
 from extproc.config import allowed
+from extproc.doctor import promql
+from extproc.signals import Engine
 
 _HERE = Path(__file__).parent
 _BEGIN, _END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
@@ -52,6 +54,17 @@ def trap_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def promql_table() -> str:
+    """The doctor's figures as queries over the fleet."""
+    ours = promql.rows(promql.Asked(Engine.VLLM, "$sel"))
+    theirs = promql.rows(promql.Asked(Engine.SGLANG, "$sel"))
+    lines = ["| figure | unit | vLLM | SGLang |", "|---|---|---|---|"]
+    for row, other in zip(ours, theirs, strict=True):
+        cells = [f"`{_cell(query)}`" if query else "-" for query in (row.query, other.query)]
+        lines.append(f"| {row.figure} | {row.unit} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _cell(text: str) -> str:
     text = text.replace("^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", "letters, digits, `._:/-`")
     text = text.replace("^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", "lower-case letters, digits, `.-`")
@@ -74,6 +87,7 @@ def main() -> int:
         ("configuration.md", configuration()),
         ("metrics.md", metric_table()),
         ("envoy.md", trap_table()),
+        ("doctor.md", promql_table()),
     )
     for name, table in tables:
         page = _HERE / name

@@ -196,12 +196,6 @@ class Ledger:
         _expire(account, now)
         return Load(account.inflight, account.pending, _kv_tokens(account))
 
-    def oldest_s(self, endpoint: pool.EndpointId, now: float) -> float | None:
-        """Age of the oldest open lease of `endpoint` at `now` [s, monotonic]; None if none is open."""
-        account = self._accounts.get(endpoint)
-        oldest = None if account is None else next(iter(account.leases), None)
-        return None if oldest is None else max(0.0, now - oldest.taken_s)
-
     def loads(
         self, endpoints: Sequence[pool.EndpointId], now: float
     ) -> tuple[list[int], list[int], list[int]]:
@@ -219,6 +213,12 @@ class Ledger:
                 pending[index] = account.pending
                 kv[index] = len(account.marks) * MARK_TOKENS + account.rest_tokens
         return inflight, pending, kv
+
+    def oldest_s(self, endpoint: pool.EndpointId, now: float) -> float | None:
+        """Age of the oldest open lease of `endpoint` at `now` [s, monotonic]; None if none is open."""
+        account = self._accounts.get(endpoint)
+        oldest = None if account is None else next(iter(account.leases), None)
+        return None if oldest is None else max(0.0, now - oldest.taken_s)
 
     def kv_after(self, endpoint: pool.EndpointId, more: Footprint) -> int:
         """Tokens of KV that open requests would hold at `endpoint` with one more of this footprint."""

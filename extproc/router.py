@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -25,7 +25,7 @@ from extproc import answers as _answers
 from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
-from extproc import homes, tuning
+from extproc import homes, request, tuning
 from extproc import journal as _journal
 from extproc import ledger as _ledger
 from extproc import policy as _policy
@@ -36,6 +36,7 @@ from extproc import residency as _residency
 from extproc import ring as _ring
 from extproc import sent as _sent
 from extproc import signals as _signals
+from extproc import survey as _survey
 
 __all__ = ["Request", "Router", "Settings"]
 
@@ -46,28 +47,11 @@ _KEYLESS = {*_CHAINLESS, "least_load"}
 _SAME_RESTART_S = 5.0
 
 
+Request = request.Request
 Settings = tuning.Settings
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a choice needs to know; `Router.read` makes it of a prompt, the simulator of a trace.
-
-    `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
-    lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
-    request's own key, `explicit_by` where it stood. `previous`: the stored answer that it continues.
-    `model`: who may serve it; None if that is not known.
-    """
-
-    chain: _chain.Chain | None = None
-    tokens: float = 0.0
-    unread_tokens: float = 0.0
-    prefills: bool = True
-    unkeyed: _prompt.Unkeyed | None = None
-    explicit: str | None = None
-    explicit_by: _choice.KeyedBy = _choice.KeyedBy.HEADER
-    previous: str | None = None
-    model: str | None = None
+_PRESUMED_SHARE = 0.75
+"""How much of a prompt its home is presumed to hold, where others place it too and this one does not hear."""
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -87,33 +71,36 @@ class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_candidates", "_homes", "_kv_tokens", "_members", "_restarts", "_turns", "anchors", "answers",
-        "journal", "ledger", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings",
-        "signals",
+        "_candidates", "_homes", "_members", "_restarts", "_survey", "_turns", "anchors", "answers",
+        "journal", "ledger", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals",
+        "unheard",
     )  # fmt: skip
 
     def __init__(self, pool: _pool.Pool, settings: Settings, journal: _journal.Journal | None = None) -> None:
-        """Start with empty state over `pool`; `journal`: where other replicas learn of it, None if there
-        are none.
+        """Start with empty state over `pool`.
+
+        Args: journal: where other replicas learn of what happens here; None if there are none.
         """
         self.settings = settings
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
         self._homes = homes.Homes(self.ring)
         self._candidates = _candidates.Candidates(pool.ready)
-        self._members = {endpoint.id for endpoint in pool.endpoints}
         self.journal = journal
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, journal)
         self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
         self.answers = _answers.Answers(settings.answers_max)
         self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
-        self._kv_tokens: dict[_pool.EndpointId, int] = {}  # of those that are known not to be as configured
         self.ramp = _ramp.Ramp(settings.slow_start_s)
         self.sent = _sent.Record()  # by all replicas, as far as is known
         self.sent_own = self.sent if journal is None else _sent.Record()
         self._restarts: dict[_pool.EndpointId, tuple[float, bool]] = {}  # when, and whether seen here
+        self._members = {endpoint.id for endpoint in pool.endpoints}
         self.signals = _signals.Board(settings.signals_age_max_s)
+        self._survey = _survey.Survey(self.ledger, self.ramp, self.sent, self.signals)
+        self.unheard = settings.replicas - 1
+        """Other replicas of kvring whose dispatches do not reach this one [>= 0]; set by who hears them."""
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
@@ -123,9 +110,9 @@ class Router:
             members = {endpoint.id for endpoint in pool.endpoints}
             for kept in (self.ledger, self.residency, self.ramp, self.sent, self.sent_own, self.signals):
                 kept.retain(members)
+            self._survey.retain(members)
             self._members = members
             self._restarts = {name: last for name, last in self._restarts.items() if name in members}
-            self._kv_tokens = {name: size for name, size in self._kv_tokens.items() if name in members}
         self.pool = pool
 
     def has(self, endpoint: str) -> bool:
@@ -136,8 +123,7 @@ class Router:
         """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up.
 
         Args: told: whether other replicas should hear of it; False: one of them saw it. A restart that one
-        saw
-            before another did is one restart.
+            saw before another did is one restart.
         """
         at_s, seen_here = self._restarts.get(endpoint, (-math.inf, told))
         if now - at_s < _SAME_RESTART_S and not (told and seen_here):
@@ -161,7 +147,7 @@ class Router:
         own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
         capacity = tuning.capacity(own)
         self.residency.resize(endpoint, capacity.gpu_blocks, capacity.host_blocks)
-        self._kv_tokens[endpoint] = max(round(kv_tokens), 1)
+        self._survey.resize(endpoint, max(round(kv_tokens), 1))
 
     def retune(self, prefill_tokens_per_s: float, bytes_per_token: float) -> None:
         """Reckon with these from now on. The chains stay as they are."""
@@ -259,7 +245,8 @@ class Router:
             order = self._homes.order(key.value, found.position, key.hot, key.first)
             return (found.position[name] for name in order)
 
-        question = self._question(found, request, footprint, held, now, ring_order, turn, chance)
+        known = self._survey.columns(found, request, held, footprint, self.settings, now)
+        question = self._question(request, known, key, ring_order, turn, chance)
         pick = _policy.POLICIES[name](question)
         endpoint = found.endpoints[pick.index]
         cached = question.cached[pick.index]
@@ -336,93 +323,31 @@ class Router:
 
     def _question(
         self,
-        found: _candidates.Candidates,
         request: Request,
-        footprint: _ledger.Footprint,
-        held: _residency.Held,
-        now: float,
+        known: _survey.Columns,
+        key: _Key,
         ring_order: _policy.RingOrder,
         turn: int,
         chance: float,
     ) -> _policy.Question:
-        inflight, pending, kv_tokens = self.ledger.loads(found.names, now)
-        told = self._add_foreign(found, inflight, now)
-        work: list[float] = [
-            waiting + _ledger.REQUEST_TOKENS * requests
-            for waiting, requests in zip(pending, inflight, strict=True)
-        ]
-        if self.ramp:
-            shares = [self.ramp.share(name, now) for name in found.names]
-            work = [load / share for load, share in zip(work, shares, strict=True)]
+        limits = self.settings.limits
+        if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
+            limits = _policy.Limits(limits.factor, limits.floor_tokens / (self.unheard + 1))
+            if key.by is _choice.KeyedBy.ANCHOR:
+                home = next(ring_order())
+                known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
         return _policy.Question(
-            inflight,
-            pending,
-            work,
-            self._cached(found, request, held),
-            self._kv_usage(found, footprint, kv_tokens, told),
+            known.inflight,
+            known.pending,
+            known.work,
+            known.cached,
+            known.kv_usage,
             request.tokens,
             ring_order,
-            self.settings.limits,
+            limits,
             turn,
             chance,
         )
-
-    def _cached(self, found: _candidates.Candidates, request: Request, held: _residency.Held) -> list[float]:
-        """Tokens of the prompt that each candidate holds; those of colder tiers count less."""
-        if request.chain is None:
-            return [0.0] * len(found)
-        per_block = self.block_tokens
-        gpu = held.gpu
-        if not (held.host or held.external):
-            cached = [gpu.get(name, 0) * per_block for name in found.names]
-        else:
-            cost = self.settings.host_load_cost
-            matches = [held.of(name) for name in found.names]
-            cached = [
-                (match.any_blocks - (match.any_blocks - match.gpu_blocks) * cost) * per_block
-                for match in matches
-            ]
-        if request.unread_tokens and len(request.chain):
-            # Who holds all we can see holds, most likely, the rest.
-            for index, name in enumerate(found.names):
-                if held.of(name).any_blocks == len(request.chain):
-                    cached[index] += request.unread_tokens
-        if max(cached) > request.tokens:
-            cached = [min(tokens, request.tokens) for tokens in cached]
-        return cached
-
-    def _add_foreign(
-        self, found: _candidates.Candidates, inflight: list[int], now: float
-    ) -> list[float] | None:
-        """KV usage that the engines tell, None if none does; requests of others are added to `inflight`."""
-        if not self.signals:
-            return None
-        usage = [0.0] * len(found)
-        for index, name in enumerate(found.names):
-            told, foreign = self.signals.load(name, self.sent.to(name).uncached_tokens, now)
-            usage[index] = told or 0.0
-            inflight[index] += foreign
-        return usage
-
-    def _kv_usage(
-        self,
-        found: _candidates.Candidates,
-        footprint: _ledger.Footprint,
-        kv_tokens: list[int],
-        told: list[float] | None,
-    ) -> list[float]:
-        """Share of each one's KV cache that is taken with this prompt; exact where space is short."""
-        own, sizes = footprint.tokens, self._kv_tokens
-        usual = self.settings.kv_tokens
-        usage = [0.0] * len(found)
-        if max(kv_tokens) + own > _policy.KV_USAGE_FREE * min((usual, *sizes.values())):
-            for index, name in enumerate(found.names):
-                size = sizes.get(name, usual)
-                if kv_tokens[index] + own > _policy.KV_USAGE_FREE * size:  # some of it may be shared
-                    usage[index] = self.ledger.kv_after(name, footprint) / size
-        if told is not None:
-            usage = list(map(max, usage, told))
-        return usage
 
     def _alternates(
         self, pick: _policy.Pick, found: _candidates.Candidates, ring_order: _policy.RingOrder

@@ -33,6 +33,7 @@ class Settings:
     alternates: int = 0
     slow_start_s: float = 30.0
     signals_age_max_s: float = 5.0
+    replicas: int = 1  # of kvring, that place requests on this pool
 
 
 def capacity(settings: Settings) -> residency.Capacity:

@@ -24,6 +24,7 @@ COMMANDS = {
     "envoy-config": ("envoy_config", "print an Envoy bootstrap for the given replicas"),
     "explain": ("explain", "show how one request would be routed, and why"),
     "simulate": ("simulate", "what if: policies compared on a modelled fleet, without one"),
+    "doctor": ("doctor", "read your engines' metrics: what is wrong, what to do, what it is worth"),
     "state": ("state", "show a running kvring: pools, endpoints, health, load, cache"),
     "sim-replica": ("sim_replica", "run one simulated vLLM replica"),
 }

@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="reject beyond this many waiting; 0: never (default)",
     )
     parser.add_argument(
+        "--no-prefix-caching", action="store_true", help="reuse nothing, as vLLM with this option"
+    )
+    parser.add_argument(
         "--allow-faults", action="store_true", help="obey x-sim-fault headers, tell what was received"
     )
 
@@ -79,6 +82,7 @@ def _replicas(args: argparse.Namespace) -> list[replica.Replica]:
         kv_tokens=preset.kv_tokens if args.kv_tokens is None else args.kv_tokens,
         host_kv_tokens=args.host_kv_tokens,
         queued_requests_max=args.max_queued_requests,
+        prefix_caching=not args.no_prefix_caching,
     )
     return [replica.Replica(model, _settings(args, index)) for index in range(args.count)]
 

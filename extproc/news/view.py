@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc import chain, journal, pool, residency, router
+from extproc import chain, journal, pool, router, tier
 from extproc.news import hearsay, message, paths, peer, telling
 
 __all__ = ["Counts", "Settings", "View"]
@@ -63,10 +63,16 @@ class Counts:
 
 
 class View:
-    """`strange`: bytes that were no message of ours, by why. `warm`: whether what peers know was heard."""
+    """`strange`: bytes that were no message of ours, by why. `warm`: whether what peers know was heard.
 
-    __slots__ = ("_beat_s", "_gone", "_paths", "_peers", "_routers", "_sender", "_settings", "_telling",
-                 "_warming", "counts", "strange", "warm")  # fmt: skip
+    `reached`: whether messages pass at present, as far as the carrier knows. While they do not, those heard
+    before go on unheard, and routers reckon with it: homes count as warm, floors are divided.
+    """
+
+    __slots__ = (
+        "_beat_s", "_company", "_gone", "_paths", "_peers", "_routers", "_sender", "_settings", "_telling",
+        "_warming", "counts", "reached", "strange", "warm",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -87,6 +93,8 @@ class View:
         self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
         self._beat_s = 0.0
         self._warming: int | None = None  # the peer that was asked for all it knows
+        self._company = 0  # peers, when messages passed
+        self.reached = False
         self.warm = False
         self.counts = Counts()
         self.strange = dict.fromkeys(message.Strange, 0)
@@ -185,6 +193,15 @@ class View:
             self._warming = next(iter(self._peers), None)
             if self._warming is not None:
                 self._peers[self._warming].missing.notice(now - peer.ALL_S, now)
+        self._tell_routers()
+
+    def _tell_routers(self) -> None:
+        """How many others there are that are not heard."""
+        if self.reached:
+            self._company = len(self._peers)
+        for one in self._routers.values():
+            company = 0 if self.reached else max(self._company, one.settings.replicas - 1)
+            one.unheard = max(company - len(self._peers), 0)
 
     def _ask(self, number: int, one: peer.Peer, now: float, *, leases: bool) -> None:
         """Ask a peer for its open leases, and for what is missing unless that was asked just now."""
@@ -322,7 +339,7 @@ class View:
         if ask.since_s >= 0:
             self._telling.answer(batch.sender, self._recent(now - ask.since_s, now))
 
-    def _recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, residency.Recent]]:
+    def _recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, tier.Recent]]:
         """What endpoints hold that was used since `oldest_s`, of each the latest first, in turn."""
         walks = [
             (name, endpoint.id, one.residency.recent(endpoint.id, oldest_s, now))

@@ -96,6 +96,7 @@ class Sharing:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._view.reached = self._link.state.connected
         data = self._view.flush(self._clock())
         if data is not None:
             self._link.send(data)

@@ -79,6 +79,11 @@ class Scenario:
     scrape_s: float = 1.0
     settings: router.Settings = field(default_factory=router.Settings)
 
+    @property
+    def unheard(self) -> int:
+        """Other routers of which each knows nothing."""
+        return self.routers - 1 if self.sharing is Sharing.NOTHING else 0
+
     def router_settings(self) -> router.Settings:
         """`settings` with what an operator would have told the router of these servers."""
         model = self.models[0]

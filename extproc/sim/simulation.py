@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from extproc import choice, ledger, policy
+from extproc import choice, ledger, policy, pool
 from extproc.sim import chooser, client, clock, fleet, flight, job, policies, scenario
 
 __all__ = ["DRAIN_S", "Simulation", "run"]
@@ -47,7 +47,7 @@ class Simulation:
         self._random = random.Random(f"{seed}/routing")
         names = {f"replica-{number}": model for number, model in enumerate(asked.models)}
         self._fleet = fleet.Fleet(names, asked.external_kv_tokens, asked.shown)
-        settings = asked.router_settings()
+        settings = replace(asked.router_settings(), replicas=asked.unheard + 1)
         views = 1 if asked.sharing is scenario.Sharing.EXACT else asked.routers
         self._choosers = [factory(self._fleet.pool, settings) for _ in range(views)]
         self._settings = settings
@@ -56,6 +56,11 @@ class Simulation:
         self._starts = asked.starts(seed)
         self._records: list[flight.Record] = []
         self._open = 0  # requests in flight
+
+    @property
+    def replicas(self) -> Mapping[pool.EndpointId, fleet.Replica]:
+        """The model servers as they stand; one that is down has no engine."""
+        return self._fleet.replicas
 
     def run(self, progress: Callable[[float], None] | None = None) -> list[flight.Record]:
         """Run to the end."""

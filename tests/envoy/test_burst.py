@@ -14,7 +14,11 @@ from extproc import ledger
 from extproc.exchange import BodyMode
 from tests.envoy import account, client
 
-MODES = [BodyMode.BUFFERED_PARTIAL, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED]
+MODES = [
+    BodyMode.BUFFERED_PARTIAL,
+    BodyMode.FULL_DUPLEX_STREAMED,
+    pytest.param(BodyMode.BUFFERED, marks=pytest.mark.heavy),  # to kvring the first with a larger limit
+]
 FACTORS = {"ring": 2.0, "cost": 3.0}  # the defaults of bound_factor
 FLOOR_TOKENS = 8192
 PROMPT = "one very popular system prompt, " * 100

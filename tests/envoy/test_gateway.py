@@ -344,7 +344,15 @@ async def test_1100_open_streams_are_all_steered(rig):
 # ---- kvring itself behind the bootstrap ----
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        BodyMode.BUFFERED_PARTIAL,
+        BodyMode.FULL_DUPLEX_STREAMED,
+        pytest.param(BodyMode.BUFFERED, marks=pytest.mark.heavy),
+    ],
+    ids=lambda mode: mode.name,
+)
 async def test_kvring_dead_or_hung_costs_no_request_and_steers_again_when_it_is_back(fleet, mode):
     prompt = "shared words " * 400
     async with fleet(body_mode=mode, message_timeout_s=fleets.SHIPPED_S) as running:

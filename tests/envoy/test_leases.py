@@ -139,7 +139,7 @@ async def _open(running, count):
 
 MANY = {
     # mode, rounds, requests a round
-    "BUFFERED_PARTIAL": (BodyMode.BUFFERED_PARTIAL, 2, 1000),
+    "BUFFERED_PARTIAL": (BodyMode.BUFFERED_PARTIAL, 2, 600),
     "FULL_DUPLEX_STREAMED": (BodyMode.FULL_DUPLEX_STREAMED, 2, 400),
 }
 HEAVY = {
