@@ -81,7 +81,8 @@ class Peer:
         return number in self._leases
 
     def began(self, number: int, lease: ledger.Lease | None) -> None:
-        """It took a lease; None: of an endpoint that is none of ours."""
+        """It took a lease; None: of an endpoint that is none of ours. One of the same number ends before."""
+        self.ended(number)
         if len(self._leases) < message.LEASES_MAX:
             self._leases[number] = lease
         elif lease is not None:

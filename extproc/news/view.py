@@ -264,8 +264,6 @@ class View:
         if hashes is None:
             self.counts.unresolved += 1
             sender.missing.notice(now - peer.OVERLAP_S, now)
-        if sender.knows(told.number):  # from the sender's list, which was quicker
-            sender.ended(told.number)
         dispatch = journal.Began(
             told.number,
             chooser.pool.name,

@@ -178,7 +178,7 @@ def test_a_restart_that_both_see_is_one_and_keeps_what_came_after_it():
 # ---- strangers ----
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_give_a_batch_or_a_reason(data, ours):
     if ours:
@@ -232,7 +232,7 @@ batches = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(batches, max_size=25))
 def test_well_formed_nonsense_breaks_nothing(said):
     one = Replica(9, router.Settings(kv_tokens=640, residency_idle_s=50.0))
