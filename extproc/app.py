@@ -74,7 +74,8 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
     counted = metrics.Metrics(look, clock, time.time(), lambda: None if sharing is None else sharing.look())
     for group in settings.pools:
         counted.add_pool(group.name, group.gpus)
-        chooser = router.Router(config.static_pool(group), config.router_settings(group), entries)
+        tuned = config.router_settings(group, settings.replicas)
+        chooser = router.Router(config.static_pool(group), tuned, entries)
         members = making.make(group, settings.kubernetes_api, clock, chance)
         fleets[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
     pools = groups.Groups(

@@ -109,6 +109,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         sources.KubernetesApi | None,
         meta.meaning("How the Kubernetes API is reached. Unset: as from any pod, by its service account."),
     ] = None
+    replicas: Annotated[
+        int,
+        meta.whole(
+            1,
+            64,
+            "Replicas of kvring that place requests on these pools. Counts while they do not hear each other:"
+            " homes are then taken for warm, floors divided.",
+        ),
+    ] = 1
     store: Annotated[
         store_.Store | None,
         meta.meaning(
