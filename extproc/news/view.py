@@ -17,13 +17,13 @@ Called by: share (with real bytes), simulation (with delayed ones).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc import chain, journal, pool, router, tier
-from extproc.news import hearsay, message, paths, peer, telling
+from extproc import journal, router
+from extproc.news import hearing, message, peer, telling
 
-__all__ = ["Counts", "Settings", "View"]
+__all__ = ["Settings", "View"]
 
 _GONE_MAX = 256
 
@@ -40,28 +40,6 @@ class Settings:
     peers_max: int = 64
 
 
-@dataclass(slots=True)
-class Counts:
-    """Totals. `repeated`, `gaps`: messages that came twice, and holes in their numbers; `mismatches`:
-    counts of open leases that differed; `unresolved`: chains whose beginning was not known here;
-    `unplaced`: entries about endpoints or pools that are not ours; `crowd`: messages of senders beyond
-    `peers_max`.
-    """
-
-    told: int = 0
-    told_bytes: int = 0
-    heard: int = 0
-    heard_bytes: int = 0
-    dispatches: int = 0
-    repeated: int = 0
-    gaps: int = 0
-    mismatches: int = 0
-    unresolved: int = 0
-    unplaced: int = 0
-    crowd: int = 0
-    expired: int = 0
-
-
 class View:
     """`strange`: bytes that were no message of ours, by why. `warm`: whether what peers know was heard.
 
@@ -70,7 +48,7 @@ class View:
     """
 
     __slots__ = (
-        "_beat_s", "_company", "_gone", "_paths", "_peers", "_routers", "_sender", "_settings", "_telling",
+        "_beat_s", "_company", "_gone", "_hearing", "_peers", "_routers", "_sender", "_settings", "_telling",
         "_warming", "counts", "reached", "strange", "warm",
     )  # fmt: skip
 
@@ -86,9 +64,10 @@ class View:
         """
         self._sender = sender
         self._routers = routers
+        self._hearing = hearing.Hearing(routers)
+        self.counts = self._hearing.counts
         self._settings = settings
         self._telling = telling.Telling(sender, routers, entries)
-        self._paths = paths.Paths()
         self._peers: dict[int, peer.Peer] = {}
         self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
         self._beat_s = 0.0
@@ -96,7 +75,6 @@ class View:
         self._company = 0  # peers, when messages passed
         self.reached = False
         self.warm = False
-        self.counts = Counts()
         self.strange = dict.fromkeys(message.Strange, 0)
 
     @property
@@ -222,136 +200,39 @@ class View:
 
     def _apply(self, batch: message.Batch, sender: peer.Peer, now: float) -> None:
         for one in batch.restarted:
-            found = self._place(batch, one.place)
+            found = self._hearing.place(batch, one.place)
             if found is not None:
                 found[0].restart(found[1], now, told=False)
         for dispatch in batch.began:
-            self._began(batch, dispatch, sender, now)
+            self._hearing.began(batch, dispatch, sender, now)
         for number in batch.prefilled:
             sender.prefilled(number)
         for number in batch.ended:
             sender.ended(number)
         if batch.leases is not None:
-            self._listed(batch, batch.leases, sender, now)
+            self._hearing.listed(batch, batch.leases, sender, now)
         elif len(sender) != batch.open_leases and (
             sender.listed_s is None or now - sender.listed_s > self._settings.patience_s
         ):
             self.counts.mismatches += 1
             self._ask(batch.sender, sender, now, leases=True)
         if batch.to == self._sender:
-            self._held(batch, sender, now)
+            self._hearing.held(batch, now)
+            if batch.last:
+                sender.missing.answered()
+                if batch.sender == self._warming:
+                    self.warm, self._warming = True, None
         for ask in batch.asks:
             if ask.to == self._sender:
                 self._answer(batch, ask, now)
 
-    def _place(self, batch: message.Batch, place: int) -> tuple[router.Router, pool.EndpointId] | None:
-        """The router and the name of an endpoint that a batch speaks of; None if we have no such."""
-        pool_name, block_bytes, endpoint = batch.places[place]
-        found = self._routers.get(pool_name)
-        if found is None or found.settings.block_bytes != block_bytes or not found.has(endpoint):
-            self.counts.unplaced += 1
-            return None
-        return found, pool.EndpointId(endpoint)
-
-    def _began(self, batch: message.Batch, told: message.Began, sender: peer.Peer, now: float) -> None:
-        self.counts.dispatches += 1
-        found = self._place(batch, told.place)
-        if found is None:
-            sender.began(told.number, None)
-            return
-        chooser, endpoint = found
-        hashes = self._chain(chooser, told.back, told.depth, told.hashes)
-        if hashes is None:
-            self.counts.unresolved += 1
-            sender.missing.notice(now - peer.OVERLAP_S, now)
-        dispatch = journal.Began(
-            told.number,
-            chooser.pool.name,
-            endpoint,
-            hashes or (),
-            0,
-            told.prompt_tokens,
-            told.uncached_tokens,
-            told.gpu_tokens,
-            told.cached_tokens,
-            told.prefills,
-        )
-        sender.began(told.number, hearsay.learn(chooser, dispatch, now))
-
-    def _listed(
-        self, batch: message.Batch, leases: tuple[message.Open, ...], sender: peer.Peer, now: float
-    ) -> None:
-        """Let exactly `leases` stand."""
-        sender.listed_s = None
-        by_number = {one.number: one for one in leases}
-        sender.only(by_number)
-        for number, one in by_number.items():
-            if sender.knows(number):
-                if not one.uncached_tokens:
-                    sender.prefilled(number)
-                continue
-            found = self._place(batch, one.place)
-            if found is None:
-                sender.began(number, None)
-                continue
-            chooser, endpoint = found
-            hashes = chooser.residency.path(one.end) if one.end else ()
-            lease = hearsay.lease(
-                chooser, endpoint, hashes, one.prompt_tokens, one.uncached_tokens, now, prefills=one.prefills
-            )
-            sender.began(number, lease)
-
-    def _chain(
-        self, chooser: router.Router, back: int, depth: int, packed: bytes
-    ) -> tuple[chain.BlockHash, ...] | None:
-        """The whole chain of an entry; None if its beginning is not known here."""
-        hashes = message.unpack(packed)
-        if depth:
-            before = self._paths.grown(back) or chooser.residency.path(back)
-            if len(before) != depth:
-                return None
-            hashes = before + hashes
-        if hashes:
-            self._paths.put(hashes)
-        return hashes
-
     # ---- answers ----
-
-    def _held(self, batch: message.Batch, sender: peer.Peer, now: float) -> None:
-        for one in batch.held:
-            found = self._place(batch, one.place)
-            if found is None:
-                continue
-            chooser, endpoint = found
-            hashes = self._chain(chooser, one.back, one.depth, one.hashes)
-            if hashes:
-                hearsay.recall(chooser, endpoint, hashes, now - one.age_s)
-        if batch.last:
-            sender.missing.answered()
-            if batch.sender == self._warming:
-                self.warm, self._warming = True, None
 
     def _answer(self, batch: message.Batch, ask: message.Ask, now: float) -> None:
         if ask.leases:
             self._telling.leases_wanted = True
         if ask.since_s >= 0:
-            self._telling.answer(batch.sender, self._recent(now - ask.since_s, now))
-
-    def _recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, tier.Recent]]:
-        """What endpoints hold that was used since `oldest_s`, of each the latest first, in turn."""
-        walks = [
-            (name, endpoint.id, one.residency.recent(endpoint.id, oldest_s, now))
-            for name, one in self._routers.items()
-            for endpoint in one.pool.endpoints
-        ]
-        while walks:
-            left = []
-            for name, endpoint, walk in walks:
-                found = next(walk, None)
-                if found is not None:
-                    left.append((name, endpoint, walk))
-                    yield name, endpoint, found
-            walks = left
+            self._telling.answer(batch.sender, self._hearing.recent(now - ask.since_s, now))
 
     # ---- telling ----
 
