@@ -104,6 +104,37 @@ class Anchors:
             return Anchor(len(blocks), blocks.tail, tuple(hot))
         return Anchor(start, hashes[start], tuple(hot[:-1]))
 
+    def foresee(self, blocks: chain.Chain, endpoints: int) -> Anchor:
+        """The anchor that `observe` would return, without counting: as `locate` on counts one higher."""
+        hashes = blocks.hashes[:_DEPTH_BLOCKS]
+        total = self._root.count + 1
+        least = total / max(endpoints, 1)
+        edge, start, position = self._root, 0, 0
+        ended = 0.0
+        hot: list[Hot] = []
+        while position < len(hashes):
+            child = edge.children.get(hashes[position])
+            if child is None:
+                if edge.grows:  # the chain's rest would become the edge's
+                    ended = edge.ended
+                    hot[-1] = Hot(hot[-1].key, hot[-1].share, len(hashes))
+                    break
+                return Anchor(position, hashes[position], tuple(hot))
+            edge, start = child, position
+            if edge.count + 1 < least:
+                return Anchor(start, hashes[start], tuple(hot))
+            common = _common(edge.hashes, hashes, position)
+            position += common
+            hot.append(Hot(hashes[start], (edge.count + 1) / total, position))
+            ended = edge.ended + 1
+            if common < len(edge.hashes):  # a split: its upper part has ended nobody, and one new child
+                if position < len(hashes):
+                    return Anchor(position, hashes[position], tuple(hot))
+                ended = 1.0
+        if not hashes or ended >= least:
+            return Anchor(len(blocks), blocks.tail, tuple(hot))
+        return Anchor(start, hashes[start], tuple(hot[:-1]))
+
     def _count(self, hashes: tuple[chain.BlockHash, ...]) -> None:
         edge, position = self._root, 0
         edge.count += 1

@@ -32,6 +32,7 @@ from extproc import (
     journal,
     log,
     metrics,
+    outbox,
     router,
     server,
     views,
@@ -60,24 +61,22 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
 
     Prints one line to stdout when ready: `ready {"grpc": ..., "health": ..., "admin": ...}`.
     Raises: server.BindError, OSError if an address can't be listened on; config.ConfigError if a source
-    can't be asked from here.
+    can't be asked from here; admin.AccessError if its token can't be used.
     """
     log.setup(settings.log_level)
     clock, chance = time.monotonic, random.SystemRandom().random
     fleets: dict[str, fleet.Fleet] = {}
-    entries = journal.Journal() if settings.store is not None or siblings is not None else None
+    entries = outbox.Outbox() if settings.store is not None or siblings is not None else None
     sharing: share.Sharing | None = None
 
     def look(now: float) -> list[views.PoolView]:
         return [one.view(now) for one in fleets.values()]
 
-    counted = metrics.Metrics(look, clock, time.time(), lambda: None if sharing is None else sharing.look())
-    for group in settings.pools:
-        counted.add_pool(group.name, group.gpus)
-        tuned = config.router_settings(group, settings.replicas)
-        chooser = router.Router(config.static_pool(group), tuned, entries)
-        members = making.make(group, settings.kubernetes_api, clock, chance)
-        fleets[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
+    def look_at_sharing() -> views.SharingView | None:
+        return None if sharing is None else sharing.look()
+
+    counted = metrics.Metrics(look, clock, time.time(), look_at_sharing)
+    fleets.update(_fleets(settings, entries, counted, clock, chance))
     pools = groups.Groups(
         [groups.Group(one.router, config.match_of(one.settings)) for one in fleets.values()]
     )
@@ -89,9 +88,15 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
         fleets[chosen.pool].answered(chosen.endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
-    admin_server = admin.Admin(
-        look, counted, clock, lambda: health_server.ready, lambda: None if sharing is None else sharing.look()
+    latest = journal.Journal()
+    desk = admin.Desk(
+        pools,
+        settings.exchange_settings(),
+        latest,
+        config.plain(settings),
+        admin.Access(settings.admin_token_file),
     )
+    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready, desk, look_at_sharing)
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
@@ -102,6 +107,7 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
         clock,
         chance,
         answered,
+        latest,
         *([] if sharing is None else [sharing.poke]),
     )
     signals = _signals()
@@ -148,11 +154,29 @@ def _tell_ready(addresses: Mapping[str, str], fleets: Mapping[str, fleet.Fleet])
     sys.stdout.flush()
 
 
+def _fleets(
+    settings: config.Config,
+    entries: outbox.Outbox | None,
+    counted: metrics.Metrics,
+    clock: Callable[[], float],
+    chance: Callable[[], float],
+) -> dict[str, fleet.Fleet]:
+    """A fleet for each pool, by name."""
+    found = {}
+    for group in settings.pools:
+        counted.add_pool(group.name, group.gpus)
+        tuned = config.router_settings(group, settings.replicas)
+        chooser = router.Router(config.static_pool(group), tuned, entries)
+        members = making.make(group, settings.kubernetes_api, clock, chance)
+        found[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
+    return found
+
+
 def _sharing(
     settings: config.Config,
     siblings: Siblings | None,
     fleets: Mapping[str, fleet.Fleet],
-    entries: journal.Journal,
+    entries: outbox.Outbox,
     clock: Callable[[], float],
     chance: Callable[[], float],
 ) -> share.Sharing:

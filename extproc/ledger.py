@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from extproc import chain, journal, pool
+from extproc import chain, outbox, pool
 
 __all__ = [
     "MARK_TOKENS",
@@ -139,7 +139,7 @@ class Lease:
         expected_s: float,
         holds: Footprint,
     ) -> None:
-        """Only `Ledger.take` makes leases. `number`: in the journal, 0 where nobody is told of it."""
+        """Only `Ledger.take` makes leases. `number`: in the outbox, 0 where nobody is told of it."""
         self.number = 0
         self.taken_s = taken_s
         self._holds = holds
@@ -151,8 +151,8 @@ class Lease:
 
     def prefilled(self) -> None:
         """The prompt is seen to be prefilled: its tokens wait no more."""
-        if self.number and self._ledger.journal is not None and self._open:
-            self._ledger.journal.prefilled(self.number)
+        if self.number and self._ledger.outbox is not None and self._open:
+            self._ledger.outbox.prefilled(self.number)
         self.settle()
 
     def settle(self) -> None:
@@ -166,8 +166,8 @@ class Lease:
             return
         self._open = False
         self.settle()
-        if self.number and self._ledger.journal is not None:
-            self._ledger.journal.ended(self.number)
+        if self.number and self._ledger.outbox is not None:
+            self._ledger.outbox.ended(self.number)
         self._account.inflight -= 1
         del self._account.leases[self]
         _lift(self._account, self._holds)
@@ -177,13 +177,13 @@ class Lease:
 class Ledger:
     """All endpoints' entries. Bounded by the open requests and by the members of the pool."""
 
-    __slots__ = ("_accounts", "journal", "open_leases", "prefill_tokens_per_s")
+    __slots__ = ("_accounts", "open_leases", "outbox", "prefill_tokens_per_s")
 
-    def __init__(self, prefill_tokens_per_s: float, entries: journal.Journal | None = None) -> None:
+    def __init__(self, prefill_tokens_per_s: float, entries: outbox.Outbox | None = None) -> None:
         """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]; `entries`: what happens to
         leases that have a number is noted there.
         """
-        self.journal = entries
+        self.outbox = entries
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.open_leases = 0
         self._accounts: dict[pool.EndpointId, _Account] = {}

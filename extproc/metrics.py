@@ -12,6 +12,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -93,6 +94,7 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self._no_opinion = no_opinion
         self.no_endpoint = no_opinion.labels("no_endpoint")
         self.no_pool = no_opinion.labels("no_pool")
         self.fault = no_opinion.labels("fault")
@@ -233,9 +235,27 @@ class Metrics:
             self.add_pool(result.pool)
         self._worth[result.pool].count(result)
 
+    def totals(self) -> dict[str, Any]:
+        """What a live view counts by, since the start."""
+        return {
+            "choices": {reason.value: _value(child) for reason, child in self._choices.items()},
+            "no_opinion": _value(self._no_opinion),
+            "unkeyed": sum(_value(child) for child in self._unkeyed.values()),
+            "prompt_tokens": _value(self._prompt_tokens),
+            "cached_tokens": _value(self._cached_tokens),
+            "saved_gpu_s": sum(_value(w.saved_s) - _value(w.added_s) for w in self._worth.values()),
+            "streams_open": _value(self.streams_open),
+        }
+
     def exposition(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self.registry)
+
+
+def _value(metric: Counter | Gauge) -> float:
+    """Its value, or the sum of its children's; what is exposed beside it (when it began) left out."""
+    samples = next(iter(metric.collect())).samples
+    return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
 
 
 @dataclass(frozen=True, slots=True)

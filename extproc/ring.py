@@ -22,10 +22,13 @@ import xxhash
 
 from extproc import pool
 
-__all__ = ["POINTS", "Ring"]
+__all__ = ["POINTS", "Ring", "place"]
 
 POINTS = 256
 """Points of an endpoint of weight 1: the fullest of 8 then holds 1.09 times its fair share, 1.16 at worst."""
+
+
+_CIRCLE = 2**64
 
 
 class Ring:
@@ -68,6 +71,14 @@ class Ring:
         """The first endpoint in the order of `key`; None on an empty ring."""
         return next(self.order(key), None)
 
+    def slots(self, count: int) -> list[pool.EndpointId]:
+        """Who a key's first probe finds at `count` [> 0] even steps around the circle, to draw it by."""
+        if not self._owners:
+            return []
+        places = (round((at + 0.5) / count * _CIRCLE) for at in range(count))
+        size = len(self._owners)
+        return [self._owners[bisect_left(self._positions, place) % size] for place in places]
+
     def _probe(
         self, encoded: bytes, probe: int, wanted: Collection[pool.EndpointId]
     ) -> pool.EndpointId | None:
@@ -78,6 +89,11 @@ class Ring:
             if owners[step] in wanted:
                 return owners[step]
         return None
+
+
+def place(key: int) -> float:
+    """Where the first probe of `key` stands on the circle [0..1)."""
+    return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), 0) / _CIRCLE
 
 
 def _point(name: str, number: int) -> int:

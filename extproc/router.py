@@ -15,10 +15,9 @@ Called by: exchange; the simulator; `kvring explain`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-
-import msgspec
+from typing import NamedTuple
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
@@ -26,8 +25,8 @@ from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
 from extproc import homes, request, tuning
-from extproc import journal as _journal
 from extproc import ledger as _ledger
+from extproc import outbox as _outbox
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
@@ -38,7 +37,7 @@ from extproc import sent as _sent
 from extproc import signals as _signals
 from extproc import survey as _survey
 
-__all__ = ["Request", "Router", "Settings"]
+__all__ = ["Preview", "Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
@@ -47,54 +46,50 @@ _KEYLESS = {*_CHAINLESS, "least_load"}
 _SAME_RESTART_S = 5.0
 
 
+Preview = request.Preview
 Request = request.Request
+_Key = request.Key
+_explicit = request.explicit_key
 Settings = tuning.Settings
 
 _PRESUMED_SHARE = 0.75
 """How much of a prompt its home is presumed to hold, where others place it too and this one does not hear."""
 
 
-class _Key(msgspec.Struct, frozen=True):
-    """Where a request belongs: ring key and where it came from.
-
-    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
-    """
-
-    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
-    value: int | None = None
-    anchor_block: int | None = None
-    first: _pool.EndpointId | None = None
-    hot: tuple[_anchor.Hot, ...] = ()
+class _Weighed(NamedTuple):
+    choice: _choice.Choice
+    asked: _policy.Question
+    held: _residency.Held
+    footprint: _ledger.Footprint
 
 
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_candidates", "_homes", "_members", "_restarts", "_survey", "_turns", "anchors", "answers",
-        "journal", "ledger", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals",
-        "unheard",
+        "_candidates", "_homes", "_members", "_restarts", "_survey", "_turns", "anchors", "answers", "ledger",
+        "outbox", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals", "unheard",
     )  # fmt: skip
 
-    def __init__(self, pool: _pool.Pool, settings: Settings, journal: _journal.Journal | None = None) -> None:
+    def __init__(self, pool: _pool.Pool, settings: Settings, outbox: _outbox.Outbox | None = None) -> None:
         """Start with empty state over `pool`.
 
-        Args: journal: where other replicas learn of what happens here; None if there are none.
+        Args: outbox: where other replicas learn of what happens here; None if there are none.
         """
         self.settings = settings
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
         self._homes = homes.Homes(self.ring)
         self._candidates = _candidates.Candidates(pool.ready)
-        self.journal = journal
-        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, journal)
+        self.outbox = outbox
+        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, outbox)
         self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
         self.answers = _answers.Answers(settings.answers_max)
         self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
         self.ramp = _ramp.Ramp(settings.slow_start_s)
         self.sent = _sent.Record()  # by all replicas, as far as is known
-        self.sent_own = self.sent if journal is None else _sent.Record()
+        self.sent_own = self.sent if outbox is None else _sent.Record()
         self._restarts: dict[_pool.EndpointId, tuple[float, bool]] = {}  # when, and whether seen here
         self._members = {endpoint.id for endpoint in pool.endpoints}
         self.signals = _signals.Board(settings.signals_age_max_s)
@@ -129,8 +124,8 @@ class Router:
         if now - at_s < _SAME_RESTART_S and not (told and seen_here):
             return
         self._restarts[endpoint] = now, told
-        if told and self.journal is not None:
-            self.journal.restarted(self.pool.name, endpoint)
+        if told and self.outbox is not None:
+            self.outbox.restarted(self.pool.name, endpoint)
         self.residency.forget(endpoint)
         self.signals.drop(endpoint)
         self.ramp.begin(endpoint, now)
@@ -181,45 +176,54 @@ class Router:
         self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
+        found = self._who(request, subset)
+        if found is None:
+            return self._nobody()
+        return self._decide(found, request, self._key_of(request, now), now, chance)
+
+    def preview(self, request: Request, now: float, chance: float) -> Preview | _choice.NoEndpoint:
+        """What `place` would choose now; nothing is taken or counted."""
+        found = self._who(request, None)
+        if found is None:
+            return self._nobody()
+        key = self._key_of(request, now, counts=False)
+        made, asked, _, _ = self._weigh(found, request, key, now, chance)
+        order = () if key.value is None else tuple(found.names[at] for at in asked.ring_order())
+        return Preview(made, found.names, asked, order)
+
+    def _who(self, request: Request, subset: Collection[str] | None) -> _candidates.Candidates | None:
         endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
         if subset is not None:
             endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
         if not endpoints:
-            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
+            return None
         if self._candidates.endpoints is not endpoints:  # else it is as it was the last time
             self._candidates = _candidates.Candidates(endpoints)
-        return self._decide(self._candidates, request, self._key_of(request, now), now, chance)
+        return self._candidates
+
+    def _nobody(self) -> _choice.NoEndpoint:
+        return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
 
     def read(
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
     ) -> Request:
         """The request of `prompt`; `key` is its explicit key from a header; `model` as in `choose`."""
-        if isinstance(prompt, _prompt.Unkeyed):
-            return Request(unkeyed=prompt, explicit=key, model=model)
-        unread = prompt.unread_bytes / self.settings.bytes_per_token
-        return Request(
-            chain=self.chain_of(prompt) if prompt.unkeyed is None else None,
-            tokens=len(prompt.text) / self.settings.bytes_per_token + unread,
-            unread_tokens=unread,
-            prefills=prompt.prefills,
-            unkeyed=prompt.unkeyed,
-            explicit=key or prompt.cache_key,
-            explicit_by=_choice.KeyedBy.HEADER if key else _choice.KeyedBy.CACHE_KEY,
-            previous=prompt.previous_response,
-            model=prompt.model,
-        )
+        return request.read(prompt, self.settings, key, model)
 
     def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
         """The chain of `prompt` under this pool's block size."""
-        seed = _chain.seed_of(prompt.seeds)
-        return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
+        return request.chain_of(prompt, self.settings)
 
-    def _key_of(self, request: Request, now: float) -> _Key:
+    def _key_of(self, request: Request, now: float, *, counts: bool = True) -> _Key:
         """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
         keyed = _choice.KeyedBy
         anchor = None
         if request.chain is not None:  # counted whatever decides in the end
-            anchor = self.anchors.observe(request.chain, len(self.pool.endpoints), now)
+            size = len(self.pool.endpoints)
+            if counts:
+                anchor = self.anchors.observe(request.chain, size, now)
+            else:
+                anchor = self.anchors.foresee(request.chain, size)
         if request.explicit is not None:
             return _Key(request.explicit_by, _explicit(request.explicit))
         if request.previous is not None:
@@ -231,12 +235,41 @@ class Router:
     def _decide(
         self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
-        footprint = self._footprint(request)
+        made, _, held, footprint = self._weigh(found, request, key, now, chance)
+        # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
+        self._turns[made.policy] += 1
+        chosen = made.endpoint.id
+        # The lease comes last: a fault before it leaves nothing to release.
+        uncached, gpu_tokens, cached = 0, 0.0, made.cached_tokens
+        if request.prefills:
+            uncached = max(round(request.tokens - cached), 0)
+            if request.chain is not None:
+                self.residency.add(chosen, request.chain, now)
+            read = 0.0 if request.chain is None else request.tokens
+            gpu_tokens = held.of(chosen).gpu_blocks * self.block_tokens
+            told = chosen, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
+            self.sent.count(*told)
+            if self.sent_own is not self.sent:
+                self.sent_own.count(*told)
+        lease = self.ledger.take(chosen, uncached, now, footprint)
+        if self.outbox is not None:
+            hashes = () if request.chain is None else request.chain.hashes
+            lease.number = self.outbox.next_number()
+            began = _outbox.Began(
+                lease.number, self.pool.name, chosen, hashes, held.most, request.tokens, uncached, gpu_tokens,
+                cached, request.prefills,
+            )  # fmt: skip
+            self.outbox.began(began)
+        return _choice.Decision(made, lease)
+
+    def _weigh(
+        self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
+    ) -> _Weighed:
+        """The choice; nothing is taken or counted yet."""
+        footprint = request.footprint(self.block_tokens)
         held = _residency.NOTHING if request.chain is None else self.residency.held(request.chain, now)
         name = self._policy_for(key)
-        # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
         turn = self._turns[name]
-        self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
             count = len(found)
@@ -252,7 +285,7 @@ class Router:
         cached = question.cached[pick.index]
         made = _choice.Choice(
             endpoint=endpoint,
-            alternates=self._alternates(pick, found, ring_order),
+            alternates=found.alternates(pick, ring_order, self.settings.alternates),
             policy=name,
             reason=pick.reason,
             unkeyed=request.unkeyed,
@@ -270,37 +303,9 @@ class Router:
             signals=self.signals.age(endpoint.id, now),
             mean_cached_tokens=sum(question.cached) / len(found) if request.prefills else cached,
             prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
-            limits=self._limits(request),
+            limits=request.limits(self.settings.blocks_max),
         )
-        # The lease comes last: a fault before it leaves nothing to release.
-        uncached, gpu_tokens = 0, 0.0
-        if request.prefills:
-            uncached = max(round(request.tokens - cached), 0)
-            if request.chain is not None:
-                self.residency.add(endpoint.id, request.chain, now)
-            read = 0.0 if request.chain is None else request.tokens
-            gpu_tokens = held.of(endpoint.id).gpu_blocks * self.block_tokens
-            told = endpoint.id, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
-            self.sent.count(*told)
-            if self.sent_own is not self.sent:
-                self.sent_own.count(*told)
-        lease = self.ledger.take(endpoint.id, uncached, now, footprint)
-        if self.journal is not None:
-            hashes = () if request.chain is None else request.chain.hashes
-            lease.number = self.journal.next_number()
-            self.journal.began(
-                _journal.Began(
-                    lease.number, self.pool.name, endpoint.id, hashes, held.most, request.tokens, uncached,
-                    gpu_tokens, cached, request.prefills,
-                )
-            )  # fmt: skip
-        return _choice.Decision(made, lease)
-
-    def _limits(self, request: Request) -> tuple[_choice.Limit, ...]:
-        found = [_choice.Limit.PROMPT_BYTES] if request.unread_tokens else []
-        if request.chain is not None and len(request.chain) >= self.settings.blocks_max:
-            found.append(_choice.Limit.BLOCKS)
-        return tuple(found)
+        return _Weighed(made, question, held, footprint)
 
     def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
@@ -309,12 +314,6 @@ class Router:
         if key.by is _choice.KeyedBy.NOTHING:
             return "least_load"
         return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
-
-    def _footprint(self, request: Request) -> _ledger.Footprint:
-        if not request.prefills:
-            return _ledger.Footprint()
-        hashes = () if request.chain is None else request.chain.hashes
-        return _ledger.footprint(hashes, self.block_tokens, request.tokens)
 
     @property
     def block_tokens(self) -> float:
@@ -348,21 +347,3 @@ class Router:
             turn,
             chance,
         )
-
-    def _alternates(
-        self, pick: _policy.Pick, found: _candidates.Candidates, ring_order: _policy.RingOrder
-    ) -> tuple[_pool.Endpoint, ...]:
-        wanted = self.settings.alternates
-        if not wanted:
-            return ()
-        if pick.costs:
-            ranked: Sequence[int] = sorted(range(len(found)), key=pick.costs.__getitem__)
-        else:
-            ranked = list(ring_order())
-        others = [found.endpoints[index] for index in ranked if index != pick.index]
-        return tuple(others[:wanted])
-
-
-def _explicit(key: str) -> int:
-    """The ring key of an explicit key; its seed keeps it apart from every chain."""
-    return _chain.seed_of((b"explicit", key.encode("utf-8", "surrogatepass")))

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import choice, exchange, groups, metrics, protocol, router, wire
+from extproc import choice, exchange, groups, journal, metrics, protocol, router, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -64,18 +64,21 @@ class Server:
         clock: Callable[[], float],
         chance: Callable[[], float],
         answered: Callable[[choice.Choice, bool], None] = _ignore,
+        latest: journal.Journal | None = None,
         changed: Callable[[], None] = _alone,
     ) -> None:
         """Bind; the address in use is in `address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
             answered: told of every choice whose answer was seen, and whether it was no fault of the engine;
+            latest: keeps the latest choices.
             changed: called after whatever may have changed the ledger.
         Raises: BindError.
         """
         self._settings = settings
         self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
         self._answered = answered
+        self._latest = latest or journal.Journal(1)
         self._changed = changed
         self._exchange_settings = exchange_settings
         self._metrics = counted
@@ -178,6 +181,8 @@ class Server:
         self._metrics.record(result)
         if opened.limit is not None:
             self._metrics.limited(opened.limit)
+        if isinstance(result, choice.Choice):
+            self._latest.note(result, self._clock(), spent_s)
         if isinstance(result, choice.Choice) and _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "choice",

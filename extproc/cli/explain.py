@@ -12,19 +12,17 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from extproc import chain, choice, config, exchange, groups, prompt, router
+from extproc import config, explanation, groups, router
 from extproc.config import values
 
 __all__ = ["add_arguments", "run"]
 
-_TEXT_SHOWN_CHARS = 60
 _FILE_BYTES_MAX = 256 * 1024 * 1024
 
 
@@ -50,17 +48,21 @@ def run(args: argparse.Namespace) -> int:
     """0 if the request was routed, 2 if the arguments can't be used."""
     try:
         settings = _settings(args)
-        asked = _Request(
+        asked = explanation.Asked(
             {"content-type": "application/json", **_headers(args.header), ":path": args.path},
             _body(args.request),
             not args.cut,
             _attributes(args),
         )
-        explained = _explain(settings, asked, show_text=args.text)
     except (config.ConfigError, OSError, ValueError) as error:
         print(f"kvring explain: {error}", file=sys.stderr)
         return 2
-    explained = _explain(settings, asked, show_text=args.text)
+    explained = explanation.explain(
+        _pools(settings), settings.exchange_settings(), asked, 0.0, show_text=args.text
+    )
+    if isinstance(explained, explanation.Unanswered):
+        print(f"kvring explain: {explained.why}; name some with --endpoint", file=sys.stderr)
+        return 2
     try:
         if args.json:
             print(json.dumps(explained, indent=2))
@@ -70,14 +72,6 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    headers: Mapping[str, str]
-    body: bytes
-    whole: bool
-    attributes: Mapping[str, str]
 
 
 def _settings(args: argparse.Namespace) -> values.Config:
@@ -112,43 +106,6 @@ def _body(name: str) -> bytes:
         return file.read(_FILE_BYTES_MAX)
 
 
-def _explain(settings: values.Config, asked: _Request, *, show_text: bool) -> dict[str, Any]:
-    how = settings.exchange_settings()
-    read = exchange.read_prompt(asked.headers, asked.body, how.prompt, whole=asked.whole)
-    found = read if isinstance(read, prompt.Prompt) else None
-    model = found.model if found else prompt.model_of(asked.body, how.prompt, whole=asked.whole)
-    chooser = _pools(settings).find(model, asked.attributes)
-    if chooser is None:
-        raise ValueError("the request belongs to no pool: no model, cluster or route of a pool matches it")
-    key = asked.headers.get(how.key_header) or None if how.key_header else None
-    decided = chooser.choose(read, 0.0, 0.0, None, key, model)
-    if isinstance(decided, choice.NoEndpoint):
-        name = chooser.pool.name
-        raise ValueError(f"pool {name} lists no endpoint for it; name some with --endpoint")  # noqa: TRY004
-    made = decided.choice
-    return {
-        "pool": chooser.pool.name,
-        "api": found.api if found else None,
-        "model": found.model if found else None,
-        "unkeyed": made.unkeyed,
-        "body_bytes": len(asked.body),
-        "cut": found.cut if found else not asked.whole,
-        "segments": _segments(found, show_text=show_text) if found else [],
-        "block_bytes": chooser.settings.block_bytes,
-        "chain": [f"{block:016x}" for block in _chain(chooser, found).hashes],
-        "anchor": made.anchor_block,
-        "key": None if made.key is None else f"{made.key:016x}",
-        "keyed_by": made.keyed_by,
-        "ring": [] if made.key is None else list(chooser.ring.order(made.key)),
-        "policy": made.policy,
-        "prompt_tokens": round(made.prompt_tokens),
-        "costs": dict(zip(made.candidates, made.costs, strict=False)),
-        "choice": made.endpoint.id,
-        "address": made.endpoint.address,
-        "reason": made.reason,
-    }
-
-
 def _pools(settings: values.Config) -> groups.Groups:
     """All pools, of the endpoints that the file lists."""
     return groups.Groups(
@@ -159,25 +116,6 @@ def _pools(settings: values.Config) -> groups.Groups:
             for one in settings.pools
         ]
     )
-
-
-def _chain(chooser: router.Router, found: prompt.Prompt | None) -> chain.Chain:
-    if found is None or found.unkeyed is not None:
-        return chain.Chain((), 0)
-    return chooser.chain_of(found)
-
-
-def _segments(found: prompt.Prompt, *, show_text: bool) -> list[dict[str, Any]]:
-    segments = []
-    start = 0
-    for kind, size in found.segments:
-        segment: dict[str, Any] = {"kind": kind, "start": start, "end": start + size}
-        if show_text:
-            text = found.text[start : start + size].decode("utf-8", "replace")
-            segment["text"] = text[:_TEXT_SHOWN_CHARS]
-        segments.append(segment)
-        start += size
-    return segments
 
 
 def _print(explained: Mapping[str, Any]) -> None:

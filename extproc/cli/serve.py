@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from extproc import app, config
+from extproc import admin, app, config
 from extproc.cli import ranges, workers
 
 __all__ = ["add_arguments", "run"]
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             return asyncio.run(workers.run(args.config, args.workers, settings))
         else:
             asyncio.run(app.run(settings))
-    except (config.ConfigError, ValueError, OSError) as error:
+    except (config.ConfigError, admin.AccessError, ValueError, OSError) as error:
         print(f"kvring serve: {error}", file=sys.stderr)
         return 2
     return 0

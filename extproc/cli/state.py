@@ -12,10 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from extproc.admin import access as admin_access
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin", default="127.0.0.1:9090", metavar="HOST:PORT", help="kvring's admin address (%(default)s)"
     )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="its admin_token_file, if it has one")
     parser.add_argument("--pool", metavar="NAME", help="only this pool")
     parser.add_argument("--json", action="store_true", help="the answer as it is")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, this far apart")
@@ -39,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     try:
         while True:
-            state = _ask(args.admin)
+            state = _ask(args.admin, args.token_file)
             if args.pool:
                 state["pools"] = [pool for pool in state["pools"] if pool["name"] == args.pool]
             if args.json:
@@ -56,11 +60,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
 
-def _ask(admin: str) -> dict[str, Any]:
+def _ask(admin: str, token_file: Path | None) -> dict[str, Any]:
     url = admin if "://" in admin else f"http://{admin}"
     if not url.startswith("http://"):
         raise ValueError("must be HOST:PORT")
-    with urllib.request.urlopen(f"{url}/api/state", timeout=_TIMEOUT_S) as answer:  # noqa: S310  (http, above)
+    asked = urllib.request.Request(f"{url}/api/state")  # noqa: S310  (http, above)
+    if token_file is not None:
+        asked.add_header("authorization", f"Bearer {admin_access.read_token(token_file).decode()}")
+    with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:  # noqa: S310
         state = json.loads(answer.read(_ANSWER_BYTES_MAX))
     if not isinstance(state, dict) or not isinstance(state.get("pools"), list):
         raise TypeError("that is no kvring")

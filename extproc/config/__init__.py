@@ -3,6 +3,7 @@
 Called by: app, cli, endpoints.
 """
 
+from extproc.config.plain import plain
 from extproc.config.pools import (
     SOURCES,
     Endpoint,
@@ -49,6 +50,7 @@ __all__ = [
     "load",
     "loads",
     "match_of",
+    "plain",
     "router_settings",
     "static_members",
     "static_pool",

@@ -46,7 +46,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     health_listen: Annotated[str, msgspec.Meta(description="gRPC health server, always plaintext.")] = (
         "0.0.0.0:9003"
     )
-    admin_listen: Annotated[str, msgspec.Meta(description="HTTP: metrics, health, state.")] = "0.0.0.0:9090"
+    admin_listen: Annotated[str, msgspec.Meta(description="HTTP: metrics, health, state, the page.")] = (
+        "0.0.0.0:9090"
+    )
+    admin_token_file: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=4096)] | None,
+        meta.meaning(
+            "File with a token of at least 16 characters; `/api` then asks for `Authorization: Bearer`."
+            " Unset: `/api/state` for anybody; choices, settings and explain for this machine only."
+        ),
+    ] = None
     prompt_bytes_max: Annotated[
         int,
         meta.whole(

@@ -1,7 +1,7 @@
 """Hearing: what is heard in a batch, put into routers.
 
-A chain is found from its last known block: among those told lately, else in residency. A block that is not known
-there means that something was missed.
+A chain is found from its last known block: among those told lately, else in residency. A block that is not
+known there means that something was missed.
 
 Never: an endpoint or pool that is not ours. Called by: news.view.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc import chain, journal, pool, router, tier
+from extproc import chain, outbox, pool, router, tier
 from extproc.news import hearsay, message, paths, peer
 
 __all__ = ["Counts", "Hearing"]
@@ -71,7 +71,7 @@ class Hearing:
         if hashes is None:
             self.counts.unresolved += 1
             sender.missing.notice(now - peer.OVERLAP_S, now)
-        dispatch = journal.Began(
+        dispatch = outbox.Began(
             told.number,
             chooser.pool.name,
             endpoint,

@@ -1,19 +1,19 @@
 """Hearsay: what another replica dispatched, noted in a router as if it had been chosen there.
 
 Residency, anchors and the ledger take it like an own choice; only what a metric calls this process's own
-(`router.sent_own`) leaves it out. Nothing of it enters the journal: nobody tells what he was told.
+(`router.sent_own`) leaves it out. Nothing of it enters the outbox: nobody tells what he was told.
 
 Never: an endpoint that is no member. Called by: news.view.
 """
 
 from __future__ import annotations
 
-from extproc import chain, journal, ledger, pool, router
+from extproc import chain, ledger, outbox, pool, router
 
 __all__ = ["learn", "lease", "recall"]
 
 
-def learn(chooser: router.Router, told: journal.Began, now: float) -> ledger.Lease:
+def learn(chooser: router.Router, told: outbox.Began, now: float) -> ledger.Lease:
     """Note a dispatch to one of the router's members; its lease."""
     if told.hashes:
         blocks = chain.Chain(told.hashes, 0)

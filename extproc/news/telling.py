@@ -1,6 +1,6 @@
 """Telling: what this replica has to tell, made into batches.
 
-    journal entries, questions, answers  ->  one batch a call, within the message's limits
+    outbox entries, questions, answers  ->  one batch a call, within the message's limits
 
 An answer about residency goes out in parts, one a batch, so that no call takes long and no message is
 large. The list of open leases is told whole: when somebody asks, and when entries were lost before they
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc import journal, pool, router, tier
+from extproc import outbox, pool, router, tier
 from extproc.news import message
 
 __all__ = ["BLOCKS_PER_ANSWER", "Telling"]
@@ -45,19 +45,29 @@ class Telling:
     `told`: numbers of own leases that the others have heard of as open.
     """
 
-    __slots__ = ("_answers", "_asks", "_dropped", "_journal", "_number",  "_routers", "_sender",
-                 "_waiting", "leases_wanted", "told")  # fmt: skip
+    __slots__ = (
+        "_answers",
+        "_asks",
+        "_dropped",
+        "_number",
+        "_outbox",
+        "_routers",
+        "_sender",
+        "_waiting",
+        "leases_wanted",
+        "told",
+    )  # fmt: skip
 
-    def __init__(self, sender: int, routers: Mapping[str, router.Router], entries: journal.Journal) -> None:
+    def __init__(self, sender: int, routers: Mapping[str, router.Router], entries: outbox.Outbox) -> None:
         """`sender`: this process's number [0..2**63), its own for each start."""
         self._sender = sender
         self._routers = routers
-        self._journal = entries
+        self._outbox = entries
         self._number = 0
         self._dropped = 0
         self._asks: dict[int, tuple[bool, float]] = {}
         self._answers: deque[_Answer] = deque()
-        self._waiting: deque[journal.Entry] = deque()
+        self._waiting: deque[outbox.Entry] = deque()
         self.leases_wanted = False
         self.told: set[int] = set()
 
@@ -65,7 +75,7 @@ class Telling:
     def waits(self) -> bool:
         """Whether there is something to tell now."""
         return bool(
-            len(self._journal) or self._waiting or self._asks or self._answers
+            len(self._outbox) or self._waiting or self._asks or self._answers
             or self.leases_wanted
         )  # fmt: skip
 
@@ -91,15 +101,15 @@ class Telling:
         ended: list[int] = []
         for entry in self._entries():
             match entry:
-                case journal.Began():
+                case outbox.Began():
                     began.append(_began(entry, places(entry.pool, entry.endpoint)))
                     self.told.add(entry.number)
-                case journal.Prefilled():
+                case outbox.Prefilled():
                     prefilled.append(entry.number)
-                case journal.Ended():
+                case outbox.Ended():
                     ended.append(entry.number)
                     self.told.discard(entry.number)
-                case journal.Restarted():
+                case outbox.Restarted():
                     restarted.append(message.Restarted(places(entry.pool, entry.endpoint)))
         leases = self._leases(places)
         to, held, last = self._part(places)
@@ -120,25 +130,25 @@ class Telling:
             places=places.listed,
         )
 
-    def _entries(self) -> Iterator[journal.Entry]:
+    def _entries(self) -> Iterator[outbox.Entry]:
         """What happened, in order, as much as a batch takes."""
         waiting = self._waiting
-        waiting.extend(self._journal.take(_ENTRIES - len(waiting)))
+        waiting.extend(self._outbox.take(_ENTRIES - len(waiting)))
         blocks = 0
         while waiting and blocks < _BLOCKS_PER_BATCH:
             entry = waiting.popleft()
-            if isinstance(entry, journal.Began):
+            if isinstance(entry, outbox.Began):
                 blocks += len(entry.hashes) - entry.known_blocks
             yield entry
 
     def _leases(self, places: Callable[[str, pool.EndpointId], int]) -> tuple[message.Open, ...] | None:
-        if self._journal.dropped != self._dropped:
-            self._dropped = self._journal.dropped
+        if self._outbox.dropped != self._dropped:
+            self._dropped = self._outbox.dropped
             self.leases_wanted = True
         if not self.leases_wanted:
             return None
         self.leases_wanted = False
-        self.told = set(self._journal.open)
+        self.told = set(self._outbox.open)
         return tuple(
             message.Open(
                 number,
@@ -148,7 +158,7 @@ class Telling:
                 one.end,
                 one.prefills,
             )
-            for number, one in list(self._journal.open.items())[: message.LEASES_MAX]
+            for number, one in list(self._outbox.open.items())[: message.LEASES_MAX]
         )
 
     def _part(self, places: Callable[[str, pool.EndpointId], int]) -> tuple[int, list[message.Held], bool]:
@@ -203,7 +213,7 @@ class _Places:
         return tuple((name, blocks[name], endpoint) for name, endpoint in self._known)
 
 
-def _began(entry: journal.Began, place: int) -> message.Began:
+def _began(entry: outbox.Began, place: int) -> message.Began:
     known, hashes = entry.known_blocks, entry.hashes
     return message.Began(
         entry.number,

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc import journal, router
+from extproc import outbox, router
 from extproc.news import hearing, message, peer, telling
 
 __all__ = ["Settings", "View"]
@@ -56,7 +56,7 @@ class View:
         self,
         sender: int,
         routers: Mapping[str, router.Router],
-        entries: journal.Journal,
+        entries: outbox.Outbox,
         settings: Settings = Settings(),
     ) -> None:
         """`sender`: [1..2**63), this process's own for each start; `routers`: by pool, writing to

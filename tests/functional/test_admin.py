@@ -17,6 +17,7 @@ from tests.ext_proc_client import Client, Mode, Stream
 from tests.functional.conftest import ROOT, WAIT_S, FakeEndpoint, Launch, Sidecar, eventually
 
 MARK = "xyzzy-secret"
+PAGES = ("/metrics", "/api/state", "/api/choices", "/api/config", "/", "/healthz", "/readyz")
 DUPLEX = Mode.FULL_DUPLEX_STREAMED
 
 
@@ -189,7 +190,7 @@ async def test_requests_leave_no_trace_and_make_no_series(
 
     families = await scraped(running)
     assert await series(running) == before
-    pages = [(await running.get(page))[1] for page in ("/metrics", "/api/state", "/healthz", "/readyz")]
+    pages = [(await running.get(page))[1] for page in PAGES]
     counted = {
         tuple(sample.labels.values()): sample.value
         for name in ("kvring_choices", "kvring_unkeyed", "kvring_no_opinion")

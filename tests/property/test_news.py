@@ -6,7 +6,7 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc import chain, journal, pool, router
+from extproc import chain, outbox, pool, router
 from extproc.news import message, view
 
 NAMES = ("a", "b", "c")
@@ -19,7 +19,7 @@ class Replica:
     """A router with its view, and what it has open."""
 
     def __init__(self, number, tuning=KV):
-        self.entries = journal.Journal()
+        self.entries = outbox.Outbox()
         self.router = router.Router(POOL, tuning, self.entries)
         self.view = view.View(number, {"p": self.router}, self.entries)
         self.leases = []
