@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extproc import (
     __version__,
@@ -35,12 +35,17 @@ from extproc import (
     outbox,
     router,
     server,
+    telling,
     views,
 )
+from extproc.config import values
 from extproc.endpoints import fleet, making
 from extproc.news import view
 from extproc.share import sharing as share
 from extproc.share import siblings as siblings_
+
+if TYPE_CHECKING:
+    from extproc import tracing
 
 __all__ = ["Siblings", "run"]
 
@@ -66,7 +71,7 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
     log.setup(settings.log_level)
     clock, chance = time.monotonic, random.SystemRandom().random
     fleets: dict[str, fleet.Fleet] = {}
-    entries = outbox.Outbox() if settings.store is not None or siblings is not None else None
+    entries = None if settings.store is None and siblings is None else outbox.Outbox()
     sharing: share.Sharing | None = None
 
     def look(now: float) -> list[views.PoolView]:
@@ -89,14 +94,9 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
 
     health_server = server.HealthServer(settings.health_listen)
     latest = journal.Journal()
-    desk = admin.Desk(
-        pools,
-        settings.exchange_settings(),
-        latest,
-        config.plain(settings),
-        admin.Access(settings.admin_token_file),
+    admin_server = admin.Admin(
+        look, counted, clock, lambda: health_server.ready, _desk(settings, pools, latest), look_at_sharing
     )
-    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready, desk, look_at_sharing)
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
@@ -107,12 +107,16 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
         clock,
         chance,
         answered,
-        latest,
+        telling.Teller(
+            counted, latest, log_share=settings.log_choices, chance=chance, tracer=_tracer(settings.traces)
+        ),
         *([] if sharing is None else [sharing.poke]),
     )
     signals = _signals()
 
     async with contextlib.AsyncExitStack() as stack:
+        if tracer is not None:
+            stack.push_async_callback(asyncio.to_thread, tracer.stop)
         await admin_server.start(settings.admin_listen)
         stack.push_async_callback(admin_server.stop)
         await health_server.start()
@@ -204,6 +208,23 @@ async def _begin(sharing: share.Sharing, stack: contextlib.AsyncExitStack) -> No
     stack.push_async_callback(_end, carrying)
     stack.push_async_callback(sharing.stop)
     await sharing.settle()
+
+
+def _desk(settings: config.Config, pools: groups.Groups, latest: journal.Journal) -> admin.Desk:
+    """What the page shows beside the state. Raises: admin.AccessError."""
+    access = admin.Access(settings.admin_token_file)
+    return admin.Desk(pools, settings.exchange_settings(), latest, config.plain(settings), access)
+
+
+def _tracer(wanted: values.Traces | None) -> tracing.Tracer | None:
+    """Who makes spans; loaded only where it is wanted. Raises: config.ConfigError without its library."""
+    if wanted is None:
+        return None
+    try:
+        from extproc import tracing  # noqa: PLC0415
+    except ImportError as error:
+        raise config.ConfigError("traces: needs the extra otel: pip install 'kvring[otel]'") from error
+    return tracing.Tracer(wanted.endpoint, wanted.share, wanted.service, time.time_ns)
 
 
 async def _watch(fleets: Iterable[fleet.Fleet]) -> None:

@@ -80,6 +80,23 @@ class Choice(msgspec.Struct, frozen=True):
         return self.cached_tokens - self.mean_cached_tokens
 
     @property
+    def in_short(self) -> str:
+        """The decision in one line, for a header; no key, no name of a client's."""
+        cached = f"{self.cached_tokens:.0f}/{self.prompt_tokens:.0f}"
+        told = {
+            "pool": self.pool,
+            "endpoint": self.endpoint.id,
+            "reason": self.reason.value,
+            "policy": self.policy,
+            "cached": cached,
+            "work": self.work_seen,
+            "passed": self.ring_steps,
+        }
+        if self.unkeyed is not None:
+            told["unkeyed"] = self.unkeyed.value
+        return "; ".join(f"{name}={value}" for name, value in told.items())
+
+    @property
     def addresses(self) -> str:
         """What Envoy is told: the endpoint, then the alternates, "ip:port,ip:port"."""
         return ",".join(endpoint.address for endpoint in (self.endpoint, *self.alternates))

@@ -49,13 +49,14 @@ class Settings:
 
     `key_header`: request header whose value is an explicit key; None for none. In duplex, headers are held
     back for at most `held_bytes_max` of the body [bytes] and `decision_timeout_s` [s]; Envoy has no timeout
-    there.
+    there. `explains`: every steer says why, for an answer's header.
     """
 
     prompt: prompt.Settings = field(default_factory=prompt.Settings)
     key_header: str | None = None
     held_bytes_max: int = 4 * 1024 * 1024
     decision_timeout_s: float = 0.2
+    explains: bool = False
 
 
 _AT_HEADERS = {BodyMode.NONE, BodyMode.STREAMED, BodyMode.GRPC}
@@ -71,12 +72,13 @@ class Exchange:
     `result`: the choice, or that there was nobody to choose; None while neither. `deadline_s`: when `expire`
     must be called [s, monotonic]; None while nothing is held. `answered_well`: whether the engine's answer
     was no fault of its own; None while that was not seen. `limit`: what ended the wait for the body early.
+    `began_s`, `parents`: when it began, and contexts of its trace, as the server knows them.
     """
 
     __slots__ = (
         "_answer_begun", "_answer_start", "_groups", "_headers", "_held", "_held_bytes", "_lease", "_looked",
         "_model", "_passive", "_request_ended", "_response_ended", "_router", "_settings", "answered_well",
-        "deadline_s", "limit", "result",
+        "began_s", "deadline_s", "limit", "parents", "result",
     )  # fmt: skip
 
     def __init__(self, pools: groups.Groups | router.Router, settings: Settings) -> None:
@@ -97,6 +99,8 @@ class Exchange:
         self._request_ended = False
         self._response_ended = False
         self.limit: choice.Limit | None = None
+        self.began_s = 0.0
+        self.parents: tuple[str, ...] = ()
         self.deadline_s: float | None = None
         self.result: choice.Choice | choice.NoEndpoint | None = None
 
@@ -109,6 +113,11 @@ class Exchange:
             and self._headers.body_mode is not duplex
             and self._headers.response_body_mode is not duplex
         )
+
+    @property
+    def traceparent(self) -> str:
+        """The request's own trace context, "" without."""
+        return self._headers.headers.get("traceparent", "")
 
     def receive(self, event: Event, now: float, chance: float) -> list[Action]:
         """What to answer to `event`, in order.
@@ -262,7 +271,7 @@ class Exchange:
         if self._passive:
             return _NO_STEER
         if isinstance(self.result, choice.Choice):  # headers twice, against the protocol
-            return Steer(self.result.addresses)
+            return self._steer(self.result)
         name = self._settings.key_header
         key = self._headers.headers.get(name) or None if name else None
         self._router = self._groups.find(self._model, self._headers.attributes)
@@ -277,7 +286,10 @@ class Exchange:
         self.result = answer.choice
         if isinstance(read, prompt.Prompt) and read.api == prompt.STORED_ANSWERS:
             self._answer_start = b""
-        return Steer(answer.choice.addresses)
+        return self._steer(answer.choice)
+
+    def _steer(self, made: choice.Choice) -> Steer:
+        return Steer(made.addresses, made.in_short if self._settings.explains else "")
 
 
 def read_prompt(

@@ -50,13 +50,12 @@ class Gauges(Collector):
         """All families."""
         now = self._clock()
         shared = self._sharing()
-        if shared is not None:
-            for family, of_sharing in _SHARING:
-                made = _made(family, [])
-                for more, value in of_sharing(shared):
-                    if value is not None:
-                        made.add_metric(list(more), value)
-                yield made
+        for family, of_sharing in _SHARING:
+            made = _made(family, [])
+            for more, value in () if shared is None else of_sharing(shared):
+                if value is not None:
+                    made.add_metric(list(more), value)
+            yield made
         pools = self._views(now)
         for family, of_pool in _POOL:
             made = _made(family, ["pool"])

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import choice, exchange, groups, journal, metrics, protocol, router, wire
+from extproc import choice, exchange, groups, metrics, protocol, router, telling, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -64,21 +64,21 @@ class Server:
         clock: Callable[[], float],
         chance: Callable[[], float],
         answered: Callable[[choice.Choice, bool], None] = _ignore,
-        latest: journal.Journal | None = None,
+        teller: telling.Teller | None = None,
         changed: Callable[[], None] = _alone,
     ) -> None:
         """Bind; the address in use is in `address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
             answered: told of every choice whose answer was seen, and whether it was no fault of the engine;
-            latest: keeps the latest choices.
+            teller: told of every decision; None: it is only counted.
             changed: called after whatever may have changed the ledger.
         Raises: BindError.
         """
         self._settings = settings
         self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
         self._answered = answered
-        self._latest = latest or journal.Journal(1)
+        self._teller = teller or telling.Teller(counted)
         self._changed = changed
         self._exchange_settings = exchange_settings
         self._metrics = counted
@@ -138,7 +138,9 @@ class Server:
         opened = exchange.Exchange(self._groups, self._exchange_settings)
         self._open[task] = opened
         self._metrics.streams_open.inc()
-        began_s = self._clock()
+        began_s = opened.began_s = self._clock()
+        if self._teller.traces:
+            opened.parents = _parents(context)
         stream = _Stream(self, context, opened)
         try:
             await stream.run()
@@ -166,36 +168,20 @@ class Server:
             _log.exception("no opinion: a fault while choosing")
             return opened.give_up(event, now)
         if opened.result is not before:  # a deadline that comes too late chooses nothing
-            self._record(opened, self._clock() - now)
+            self._tell(opened, now)
         well, chosen = opened.answered_well, opened.result
         if well is not None and well is not answered and isinstance(chosen, choice.Choice):
             self._answered(chosen, well)
         self._changed()
         return actions
 
-    def _record(self, opened: exchange.Exchange, spent_s: float) -> None:
-        result = opened.result
-        if result is None:
+    def _tell(self, opened: exchange.Exchange, began_s: float) -> None:
+        if opened.result is None:
             return
-        self._metrics.decision_s.observe(spent_s)
-        self._metrics.record(result)
-        if opened.limit is not None:
-            self._metrics.limited(opened.limit)
-        if isinstance(result, choice.Choice):
-            self._latest.note(result, self._clock(), spent_s)
-        if isinstance(result, choice.Choice) and _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "choice",
-                extra={
-                    "endpoint": result.endpoint.id,
-                    "reason": result.reason.value,
-                    "keyed_by": result.keyed_by.value,
-                    "unkeyed": result.unkeyed,
-                    "prompt_tokens": round(result.prompt_tokens),
-                    "cached_tokens": round(result.cached_tokens),
-                    "work_seen": result.work_seen,
-                },
-            )
+        now = self._clock()
+        waited_s = now - opened.began_s
+        parents = (*opened.parents, opened.traceparent) if self._teller.traces else ()
+        self._teller.tell(telling.Decided(opened.result, opened.limit, now, now - began_s, waited_s, parents))
 
 
 class _Stream:
@@ -288,6 +274,12 @@ class HealthServer:
     async def stop(self) -> None:
         """Stop at once."""
         await self._server.stop(0)
+
+
+def _parents(context: _Context) -> tuple[str, ...]:
+    """Trace context of the gRPC call: Envoy's own span of it, where Envoy traces."""
+    metadata = context.invocation_metadata() or ()
+    return tuple(str(value) for name, value in metadata if name == "traceparent")
 
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:

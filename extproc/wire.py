@@ -48,6 +48,8 @@ _SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 _STEER_NAMESPACE = "envoy.lb"
 _STEER_KEY = "x-gateway-destination-endpoint"  # the header's name and the metadata's key
 
+_WHY_KEY = "x-kvring-decision"  # beside it, where asked for; Envoy can put it into the answer's headers
+
 _INTEGER_EXACT_MAX = 2.0**53  # above it a double no longer tells neighbouring integers apart
 _BODY_MODES = {mode.value: mode for mode in protocol.BodyMode}
 
@@ -96,7 +98,11 @@ def encode(action: protocol.Action, *, header: bool = True) -> pb.ProcessingResp
     """
     match action:
         case protocol.Reply(phase=phase, steer=steer):
-            return _CONTINUE[phase] if steer is None else _steered(phase, steer.address, header)
+            if steer is None:
+                return _CONTINUE[phase]
+            if not steer.why:
+                return _steered(phase, steer.address, header)
+            return _explained(_steered(phase, steer.address, header), steer.why)
         case protocol.Echo():
             return _echo(action)
         case _:
@@ -225,6 +231,14 @@ def _steered(phase: protocol.Phase, address: str, header: bool) -> pb.Processing
     option.header.key = _STEER_KEY
     option.header.raw_value = address.encode()
     option.append_action = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+    return message
+
+
+def _explained(steered: pb.ProcessingResponse, why: str) -> pb.ProcessingResponse:
+    message = pb.ProcessingResponse()
+    message.CopyFrom(steered)
+    steer = message.dynamic_metadata.fields[_STEER_NAMESPACE].struct_value
+    steer.fields[_WHY_KEY].string_value = why
     return message
 
 

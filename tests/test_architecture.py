@@ -83,7 +83,9 @@ def test_import_contracts_hold() -> None:
 
 
 def test_serving_loads_nothing_that_only_some_pools_or_commands_need() -> None:
-    code = "import sys, extproc.app; print({'dns', 'matplotlib', 'rich'} & sys.modules.keys())"
+    code = (
+        "import sys, extproc.app; print({'dns', 'matplotlib', 'opentelemetry', 'rich'} & sys.modules.keys())"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -112,9 +112,14 @@ def route(spec: Listener) -> dict[str, Any]:
 
 def _manager(spec: Listener) -> dict[str, Any]:
     virtual_host: dict[str, Any] = {"name": spec.name, "domains": ["*"], "routes": [route(spec)]}
+    told = {}
     if spec.expose_endpoint:
+        told["x-kvring-endpoint"] = "%UPSTREAM_REMOTE_ADDRESS%"
+    if spec.expose_decision:
+        told["x-kvring-decision"] = "%DYNAMIC_METADATA(envoy.lb:x-kvring-decision)%"
+    if told:
         virtual_host["response_headers_to_add"] = [
-            {"header": {"key": "x-kvring-endpoint", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
+            {"header": {"key": name, "value": value}} for name, value in told.items()
         ]
     filters = [ext_proc(spec.steering)] if spec.steering else []
     filters.append(

@@ -109,7 +109,8 @@ class Listener:
     name: of Envoy's listener and of its cluster of endpoints. listen: "HOST:PORT", port 0 = any free.
     steering: None = plain ROUND_ROBIN. body_bytes_max [64 KiB..1 GiB]: of a request body, how much Envoy
     keeps for kvring to see and for a retry to resend. expose_endpoint: tell clients who served them in
-    the response header `x-kvring-endpoint`. access_log_path: file of one JSON line a request, "" = none.
+    the response header `x-kvring-endpoint`; expose_decision: and why, in `x-kvring-decision`, where kvring
+    sends it (`decision_metadata`). access_log_path: file of one JSON line a request, "" = none.
     endpoints_path: instead of `endpoints`, a file of them in Envoy's own form (EDS), read again whenever
     another is moved onto it. tls: for clients, None = plaintext.
     """
@@ -120,6 +121,7 @@ class Listener:
     name: str = "llm"
     body_bytes_max: int = BODY_BYTES_MAX
     expose_endpoint: bool = False
+    expose_decision: bool = False
     access_log_path: str = ""
     endpoints_path: str = ""
     tls: Tls | None = None

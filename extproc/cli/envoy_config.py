@@ -105,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--access-log", default="", metavar="PATH", help="one JSON line a request (default: off)"
     )
+    parser.add_argument(
+        "--decision-header",
+        action="store_true",
+        help="for debugging: answers say in x-kvring-decision why they came from where they did "
+        "(needs decision_metadata: true in kvring.yaml)",
+    )
     _tls_arguments(parser)
     parser.add_argument("--fragments", action="store_true", help="print the pieces, not a whole bootstrap")
 
@@ -167,6 +173,7 @@ def _listener(args: argparse.Namespace) -> bootstrap.Listener:
         ),
         body_bytes_max=args.body_bytes_max,
         access_log_path=args.access_log,
+        expose_decision=args.decision_header,
         endpoints_path=args.endpoints_file or "",
         tls=bootstrap.Tls("", *clients) if any(clients) else None,
     )

@@ -15,7 +15,7 @@ from extproc.config import meta, sources
 from extproc.config import pools as pools_
 from extproc.config import store as store_
 
-__all__ = ["Config", "VolatileSpan"]
+__all__ = ["Config", "Traces", "VolatileSpan"]
 
 _LISTEN_HELP = 'a host and a port, "0.0.0.0:9002", or "unix:/path"'
 
@@ -34,6 +34,21 @@ class VolatileSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         int,
         meta.whole(1, 65_536, "Most characters between the two; a start without an end in reach is kept."),
     ] = 1024
+
+
+class Traces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where spans go, and how many."""
+
+    endpoint: Annotated[
+        str, meta.text(r"^https?://", 'Collector, OTLP over HTTP: "http://otel-collector:4318/v1/traces".')
+    ]
+    share: Annotated[
+        float,
+        meta.number(
+            0, 1, "Share of decisions traced where no trace context came; one that came decides itself."
+        ),
+    ] = 0.01
+    service: Annotated[str, meta.text(meta.NAME, "Name of this service in the traces.")] = "kvring"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -139,6 +154,23 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         msgspec.Meta(description="`debug` logs every choice; prompts are never logged."),
     ] = "info"
 
+    log_choices: Annotated[
+        float,
+        meta.number(
+            0, 1, "Share of choices that are logged, drawn by chance: key hashes, no prompt. 0: none."
+        ),
+    ] = 0.0
+    decision_metadata: Annotated[
+        bool,
+        meta.meaning(
+            "Send with every choice why it was made, as metadata `envoy.lb` / `x-kvring-decision`, for a"
+            " header of the answer while debugging. It tells clients what is cached."
+        ),
+    ] = False
+    traces: Annotated[
+        Traces | None, meta.meaning("OpenTelemetry spans of decisions; needs the extra `otel`. Unset: none.")
+    ] = None
+
     def exchange_settings(self) -> exchange.Settings:
         """What the exchange needs of this."""
         spans = (prompt.Span(span.start, span.end, span.chars_max) for span in self.volatile_spans)
@@ -147,4 +179,5 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             self.key_header,
             self.held_bytes_max,
             self.decision_timeout_s,
+            self.decision_metadata,
         )

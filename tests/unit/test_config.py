@@ -47,6 +47,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "pools[].match": {"models": ["m"]},
     "kubernetes_api": {"server": "https://10.0.0.1:6443"},
     "store": {"url": "valkey://10.0.0.1:6379"},
+    "traces": {"endpoint": "http://127.0.0.1:4318/v1/traces"},
 }
 
 
