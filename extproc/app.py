@@ -61,7 +61,9 @@ class Siblings:
     count: int
 
 
-async def run(settings: config.Config, siblings: Siblings | None = None) -> None:
+async def run(  # noqa: PLR0915  (what is built, started and drained, in order, in one place)
+    settings: config.Config, siblings: Siblings | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain; `siblings`: the other workers of this machine.
 
     Prints one line to stdout when ready: `ready {"grpc": ..., "health": ..., "admin": ...}`.
@@ -94,6 +96,7 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
 
     health_server = server.HealthServer(settings.health_listen)
     latest = journal.Journal()
+    tracer = _tracer(settings.traces)
     admin_server = admin.Admin(
         look, counted, clock, lambda: health_server.ready, _desk(settings, pools, latest), look_at_sharing
     )
@@ -107,9 +110,7 @@ async def run(settings: config.Config, siblings: Siblings | None = None) -> None
         clock,
         chance,
         answered,
-        telling.Teller(
-            counted, latest, log_share=settings.log_choices, chance=chance, tracer=_tracer(settings.traces)
-        ),
+        telling.Teller(counted, latest, log_share=settings.log_choices, chance=chance, tracer=tracer),
         *([] if sharing is None else [sharing.poke]),
     )
     signals = _signals()

@@ -27,11 +27,12 @@ from extproc import __version__, choice, gauges, prompt, router, signals
 from extproc import policy as _policy
 from extproc import views as _views
 
-__all__ = ["CONTENT_TYPE", "EVENTS", "Metrics"]
+__all__ = ["CONTENT_TYPE", "EVENTS", "TASKS", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 EVENTS = ("restarted", "cache_lost", "ejected")
+TASKS = ("source", "probe", "scrape", "envoy")
 _SCRAPES = ("good", "refused", "timeout", "malformed", "unreachable", "no descriptors", "status")
 _DECISION_BUCKETS_S = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0, 5.0,
@@ -183,6 +184,13 @@ class Metrics:
             ["pool", "event"],
             registry=self.registry,
         )
+        faults = Counter(
+            "kvring_task_faults_total",
+            "Faults of kvring's own in its background tasks, which begin again.",
+            ["task"],
+            registry=self.registry,
+        )
+        self._task_faults = {task: faults.labels(task) for task in TASKS}
         self.registry.register(gauges.Gauges(views, clock, sharing))
         ProcessCollector(registry=self.registry)
 
@@ -205,6 +213,10 @@ class Metrics:
     def probed(self, *, good: bool) -> None:
         """Count a health probe."""
         self._probes[good].inc()
+
+    def task_failed(self, task: str) -> None:
+        """Count a fault in one of TASKS."""
+        self._task_faults[task].inc()
 
     def scraped(self, problem: str) -> None:
         """Count a reading of an engine's metrics, or why there was none."""

@@ -1,8 +1,8 @@
 """Server: one coroutine an ext_proc stream; decodes, hands events to the exchange, performs its actions.
 
-Fail open, at one line: the only `except Exception` of kvring is in `_answer`. After it the exchange has no
-opinion and lets everything pass, so that a fault here never fails a request. A message that can't be parsed
-ends the stream without an answer, which Envoy takes as no opinion too.
+Fail open, at one line: the only `except Exception` on a request's way is in `_answer`. After it the exchange
+has no opinion and lets everything pass, so that a fault here never fails a request. A message that can't be
+parsed ends the stream without an answer, which Envoy takes as no opinion too.
 
 Never: a lease that outlives its stream (one `finally`, which awaits nothing); a decision here.
 Called by: app. Source: Envoy's ext_proc v3 API; gRPC health checking protocol v1.
