@@ -47,12 +47,16 @@ class Metrics:
     """All counters, with their children made beforehand."""
 
     def __init__(
-        self, looked_at: _views.Views | router.Router, clock: Callable[[], float], started_s: float
+        self,
+        looked_at: _views.Views | router.Router,
+        clock: Callable[[], float],
+        started_s: float,
+        sharing: Callable[[], _views.SharingView | None] = lambda: None,
     ) -> None:
         """Make the registry.
 
         Args: looked_at: the pools, read at `clock()` when somebody scrapes; clock: monotonic [s]; started_s:
-            when the process started [s, Unix time].
+            when the process started [s, Unix time]; sharing: how replicas share, None if they do not.
         """
         views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self.registry = CollectorRegistry()
@@ -187,7 +191,7 @@ class Metrics:
             registry=self.registry,
         )
         self._task_faults = {task: faults.labels(task) for task in TASKS}
-        self.registry.register(gauges.Gauges(views, clock))
+        self.registry.register(gauges.Gauges(views, clock, sharing))
         ProcessCollector(registry=self.registry)
 
     def add_pool(self, name: str, gpus: float = 1.0) -> None:

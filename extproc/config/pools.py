@@ -234,8 +234,8 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     signals: Annotated[Signals, meta.meaning("What the engines are asked.")] = Signals()
 
 
-def router_settings(group: Pool) -> router.Settings:
-    """What the router needs of a pool's block."""
+def router_settings(group: Pool, replicas: int = 1) -> router.Settings:
+    """What the router needs of a pool's block; `replicas`: of kvring."""
     factor = group.bound_factor or (2.0 if group.policy == "ring" else 3.0)
     defaults = router.Settings()
     return router.Settings(
@@ -255,6 +255,7 @@ def router_settings(group: Pool) -> router.Settings:
         alternates=group.alternates,
         slow_start_s=group.slow_start_s,
         signals_age_max_s=group.signals.age_max_s,
+        replicas=replicas,
     )
 
 
