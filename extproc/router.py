@@ -309,7 +309,8 @@ class Router:
     ) -> _policy.Question:
         limits = self.settings.limits
         if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
-            limits = _policy.Limits(limits.factor, limits.floor_tokens / (self.unheard + 1))
+            count = self.unheard + 1
+            limits = _policy.Limits(limits.factor, limits.floor_tokens / count, limits.floor_requests / count)
             if key.by is _choice.KeyedBy.ANCHOR:
                 home = next(ring_order())
                 known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
@@ -317,6 +318,7 @@ class Router:
             known.inflight,
             known.pending,
             known.work,
+            known.kv_tokens,
             known.cached,
             known.kv_usage,
             request.tokens,
