@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from extproc import metrics, pool, router, traps
+from extproc import metrics, pool, router, traps, views
 from extproc.config import allowed
 from extproc.doctor import promql
 from extproc.signals import Engine
@@ -30,7 +30,9 @@ def configuration() -> str:
 def metric_table() -> str:
     """The table of metrics, as a scrape of an idle kvring shows them."""
     one = pool.Endpoint(pool.EndpointId("vllm-0"), "127.0.0.1:1")
-    counted = metrics.Metrics(router.Router(pool.make("default", [one]), router.Settings()), lambda: 0.0, 0.0)
+    shared = views.SharingView("store", True, "", 0, 0, True, {"x": 0}, {"x": 0}, 0, 0, 0, 0, 0)
+    chooser = router.Router(pool.make("default", [one]), router.Settings())
+    counted = metrics.Metrics(chooser, lambda: 0.0, 0.0, lambda: shared)
     counted.add_pool("default")
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(counted.registry.collect(), key=lambda found: found.name):

@@ -78,6 +78,11 @@ class Anchors:
         self._count(blocks.hashes[:_DEPTH_BLOCKS])
         return self.locate(blocks, endpoints)
 
+    def count(self, blocks: chain.Chain, now: float) -> None:
+        """Count one request that another replica placed."""
+        self._forget(now)
+        self._count(blocks.hashes[:_DEPTH_BLOCKS])
+
     def locate(self, blocks: chain.Chain, endpoints: int) -> Anchor:
         """The anchor by what was counted so far; counts nothing."""
         hashes = blocks.hashes[:_DEPTH_BLOCKS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc import pool
+from extproc import policy, pool
 
 __all__ = ["Candidates"]
 
@@ -28,3 +28,16 @@ class Candidates:
     def __len__(self) -> int:
         """How many there are."""
         return len(self.endpoints)
+
+    def alternates(
+        self, pick: policy.Pick, ring_order: policy.RingOrder, wanted: int
+    ) -> tuple[pool.Endpoint, ...]:
+        """Where to retry, at most `wanted`: by cost, else in ring order."""
+        if not wanted:
+            return ()
+        if pick.costs:
+            ranked: Sequence[int] = sorted(range(len(self)), key=pick.costs.__getitem__)
+        else:
+            ranked = list(ring_order())
+        others = [self.endpoints[index] for index in ranked if index != pick.index]
+        return tuple(others[:wanted])

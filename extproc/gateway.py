@@ -163,8 +163,11 @@ def find_envoy() -> str:
 
 
 @contextlib.asynccontextmanager
-async def child(argv: Sequence[str], *, name: str) -> AsyncIterator[Child]:
-    """A running process of `argv` (argv[0] an absolute path), stopped at the end of the block."""
+async def child(argv: Sequence[str], *, name: str, own_log: bool = True) -> AsyncIterator[Child]:
+    """A running process of `argv` (argv[0] an absolute path), stopped at the end of the block.
+
+    Args: own_log: its stderr goes to its log, not to ours.
+    """
     with tempfile.TemporaryDirectory(prefix=f"kvring-{name}-") as directory:
         path = Path(directory)
         with _open(path / "out") as out, _open(path / "log") as log:
@@ -172,7 +175,7 @@ async def child(argv: Sequence[str], *, name: str) -> AsyncIterator[Child]:
                 *[sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), *argv],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
-                stderr=log,
+                stderr=log if own_log else None,
                 start_new_session=True,
             )
         running = Child(name, path, process)
@@ -184,11 +187,14 @@ async def child(argv: Sequence[str], *, name: str) -> AsyncIterator[Child]:
 
 @contextlib.asynccontextmanager
 async def command(
-    words: Sequence[str], *, name: str = "", ready_timeout_s: float = 30.0
+    words: Sequence[str], *, name: str = "", ready_timeout_s: float = 30.0, own_log: bool = True
 ) -> AsyncIterator[Child]:
-    """`kvring WORDS...` as a child that has said it is ready; `Child.ready` holds what it said."""
+    """`kvring WORDS...` as a child that has said it is ready; `Child.ready` holds what it said.
+
+    Args: own_log: as in `child`.
+    """
     argv = [sys.executable, "-m", "extproc", *words]
-    async with child(argv, name=name or words[0]) as running:
+    async with child(argv, name=name or words[0], own_log=own_log) as running:
         running.ready = await running.until(
             lambda: _ready(running.directory / "out"), "ready", ready_timeout_s
         )

@@ -8,7 +8,7 @@ Never: a label of a request's. Called by: metrics (registers), docs/generate.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -35,14 +35,27 @@ class _Family:
 class Gauges(Collector):
     """Everything that is read of the pools."""
 
-    def __init__(self, looked_at: views.Views, clock: Callable[[], float]) -> None:
-        """Args: clock: monotonic [s]."""
+    def __init__(
+        self,
+        looked_at: views.Views,
+        clock: Callable[[], float],
+        sharing: Callable[[], views.SharingView | None] = lambda: None,
+    ) -> None:
+        """Args: clock: monotonic [s]; sharing: how replicas share, None if they do not."""
         self._views = looked_at
         self._clock = clock
+        self._sharing = sharing
 
     def collect(self) -> Iterable[Metric]:
         """All families."""
         now = self._clock()
+        shared = self._sharing()
+        for family, of_sharing in _SHARING:
+            made = _made(family, [])
+            for more, value in () if shared is None else of_sharing(shared):
+                if value is not None:
+                    made.add_metric(list(more), value)
+            yield made
         pools = self._views(now)
         for family, of_pool in _POOL:
             made = _made(family, ["pool"])
@@ -64,6 +77,11 @@ class Gauges(Collector):
 def _made(family: _Family, labels: list[str]) -> GaugeMetricFamily | CounterMetricFamily:
     kind = CounterMetricFamily if family.counts else GaugeMetricFamily
     return kind(family.name, family.text, labels=[*labels, *family.labels])
+
+
+def _by_reason(counts: Mapping[str, int]) -> Iterator[Sample]:
+    for reason, count in counts.items():
+        yield (reason,), count
 
 
 def _one(value: float | None) -> Iterator[Sample]:
@@ -142,6 +160,51 @@ _POOL: list[tuple[_Family, _Pool]] = [
     (
         _Family("kvring_bytes_per_token", "Bytes of prompt per token reckoned with, configured or learned."),
         lambda pool: _one(pool.settings.bytes_per_token),
+    ),
+]
+
+_SHARING: list[tuple[_Family, Callable[[views.SharingView], Iterator[Sample]]]] = [
+    (
+        _Family("kvring_sharing_connected", "1 while what this replica tells can reach the others."),
+        lambda shared: _one(float(shared.connected)),
+    ),
+    (
+        _Family("kvring_sharing_peers", "Other replicas heard in the last seconds."),
+        lambda shared: _one(shared.peers),
+    ),
+    (
+        _Family("kvring_sharing_peer_leases", "Open requests of the other replicas."),
+        lambda shared: _one(shared.peer_leases),
+    ),
+    (
+        _Family("kvring_sharing_told_messages", "Messages told to the others.", counts=True),
+        lambda shared: _one(shared.told),
+    ),
+    (
+        _Family("kvring_sharing_told_bytes", "Bytes of them.", counts=True),
+        lambda shared: _one(shared.told_bytes),
+    ),
+    (
+        _Family("kvring_sharing_heard_messages", "Messages heard of the others.", counts=True),
+        lambda shared: _one(shared.heard),
+    ),
+    (
+        _Family("kvring_sharing_heard_bytes", "Bytes of them.", counts=True),
+        lambda shared: _one(shared.heard_bytes),
+    ),
+    (
+        _Family("kvring_sharing_heard_dispatches", "Requests that others placed, heard of.", counts=True),
+        lambda shared: _one(shared.dispatches),
+    ),
+    (
+        _Family("kvring_sharing_lost", "Messages and parts of them that were of no use.", True, ("reason",)),
+        lambda shared: _by_reason(shared.lost),
+    ),
+    (
+        _Family(
+            "kvring_sharing_mended", "Holes in what was heard, noticed and asked for.", True, ("reason",)
+        ),
+        lambda shared: _by_reason(shared.mended),
     ),
 ]
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from extproc import chain, pool
+from extproc import chain, outbox, pool
 
 __all__ = [
     "MARK_TOKENS",
@@ -128,7 +128,7 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "taken_s", "tokens")
+    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "number", "taken_s", "tokens")
 
     def __init__(
         self,
@@ -139,7 +139,8 @@ class Lease:
         expected_s: float,
         holds: Footprint,
     ) -> None:
-        """Only `Ledger.take` makes leases."""
+        """Only `Ledger.take` makes leases. `number`: in the outbox, 0 where nobody is told of it."""
+        self.number = 0
         self.taken_s = taken_s
         self._holds = holds
         self._ledger = ledger
@@ -149,7 +150,13 @@ class Lease:
         self.expected_s = expected_s
 
     def prefilled(self) -> None:
-        """The prompt is prefilled: its tokens wait no more."""
+        """The prompt is seen to be prefilled: its tokens wait no more."""
+        if self.number and self._ledger.outbox is not None and self._open:
+            self._ledger.outbox.prefilled(self.number)
+        self.settle()
+
+    def settle(self) -> None:
+        """Its tokens wait no more, as far as is expected."""
         self._account.pending -= self.tokens
         self.tokens = 0
 
@@ -158,7 +165,9 @@ class Lease:
         if not self._open:
             return
         self._open = False
-        self.prefilled()
+        self.settle()
+        if self.number and self._ledger.outbox is not None:
+            self._ledger.outbox.ended(self.number)
         self._account.inflight -= 1
         del self._account.leases[self]
         _lift(self._account, self._holds)
@@ -168,10 +177,13 @@ class Lease:
 class Ledger:
     """All endpoints' entries. Bounded by the open requests and by the members of the pool."""
 
-    __slots__ = ("_accounts", "open_leases", "prefill_tokens_per_s")
+    __slots__ = ("_accounts", "open_leases", "outbox", "prefill_tokens_per_s")
 
-    def __init__(self, prefill_tokens_per_s: float) -> None:
-        """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]."""
+    def __init__(self, prefill_tokens_per_s: float, entries: outbox.Outbox | None = None) -> None:
+        """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]; `entries`: what happens to
+        leases that have a number is noted there.
+        """
+        self.outbox = entries
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.open_leases = 0
         self._accounts: dict[pool.EndpointId, _Account] = {}
@@ -254,7 +266,7 @@ def _expire(account: _Account, now: float) -> None:
     # One seen to be over early must not hide those behind it, which then expect to be over sooner.
     queue = account.prefilling
     while queue and (not queue[0].tokens or queue[0].expected_s <= now):
-        queue.popleft().prefilled()
+        queue.popleft().settle()
 
 
 def _kv_tokens(account: _Account) -> int:

@@ -27,11 +27,12 @@ from extproc import __version__, choice, gauges, prompt, router, signals
 from extproc import policy as _policy
 from extproc import views as _views
 
-__all__ = ["CONTENT_TYPE", "EVENTS", "Metrics"]
+__all__ = ["CONTENT_TYPE", "EVENTS", "TASKS", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 EVENTS = ("restarted", "cache_lost", "ejected")
+TASKS = ("source", "probe", "scrape", "envoy")
 _SCRAPES = ("good", "refused", "timeout", "malformed", "unreachable", "no descriptors", "status")
 _DECISION_BUCKETS_S = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0, 5.0,
@@ -46,12 +47,16 @@ class Metrics:
     """All counters, with their children made beforehand."""
 
     def __init__(
-        self, looked_at: _views.Views | router.Router, clock: Callable[[], float], started_s: float
+        self,
+        looked_at: _views.Views | router.Router,
+        clock: Callable[[], float],
+        started_s: float,
+        sharing: Callable[[], _views.SharingView | None] = lambda: None,
     ) -> None:
         """Make the registry.
 
         Args: looked_at: the pools, read at `clock()` when somebody scrapes; clock: monotonic [s]; started_s:
-            when the process started [s, Unix time].
+            when the process started [s, Unix time]; sharing: how replicas share, None if they do not.
         """
         views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self.registry = CollectorRegistry()
@@ -179,7 +184,14 @@ class Metrics:
             ["pool", "event"],
             registry=self.registry,
         )
-        self.registry.register(gauges.Gauges(views, clock))
+        faults = Counter(
+            "kvring_task_faults_total",
+            "Faults of kvring's own in its background tasks, which begin again.",
+            ["task"],
+            registry=self.registry,
+        )
+        self._task_faults = {task: faults.labels(task) for task in TASKS}
+        self.registry.register(gauges.Gauges(views, clock, sharing))
         ProcessCollector(registry=self.registry)
 
     def add_pool(self, name: str, gpus: float = 1.0) -> None:
@@ -201,6 +213,10 @@ class Metrics:
     def probed(self, *, good: bool) -> None:
         """Count a health probe."""
         self._probes[good].inc()
+
+    def task_failed(self, task: str) -> None:
+        """Count a fault in one of TASKS."""
+        self._task_faults[task].inc()
 
     def scraped(self, problem: str) -> None:
         """Count a reading of an engine's metrics, or why there was none."""

@@ -13,11 +13,12 @@ import msgspec
 from extproc import anchor as _anchor
 from extproc import chain as _chain
 from extproc import choice as _choice
+from extproc import ledger, tuning
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
 
-__all__ = ["Key", "Preview", "Request"]
+__all__ = ["Key", "Preview", "Request", "chain_of", "explicit_key", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ class Request:
         if self.chain is not None and len(self.chain) >= blocks_max:
             found.append(_choice.Limit.BLOCKS)
         return tuple(found)
+
+    def footprint(self, block_tokens: float) -> ledger.Footprint:
+        """The KV it holds while it is open; `block_tokens`: in a block of the chain."""
+        if not self.prefills:
+            return ledger.Footprint()
+        hashes = () if self.chain is None else self.chain.hashes
+        return ledger.footprint(hashes, block_tokens, self.tokens)
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -76,3 +84,33 @@ class Preview:
     def bound(self) -> float:
         """On the candidates' work [tokens]."""
         return _policy.limit(self.asked)
+
+
+def read(
+    prompt: _prompt.Prompt | _prompt.Unkeyed, settings: tuning.Settings, key: str | None, model: str | None
+) -> Request:
+    """The request of `prompt`; `key` is its explicit key from a header; `model`: if `prompt` tells none."""
+    if isinstance(prompt, _prompt.Unkeyed):
+        return Request(unkeyed=prompt, explicit=key, model=model)
+    unread = prompt.unread_bytes / settings.bytes_per_token
+    return Request(
+        chain=chain_of(prompt, settings) if prompt.unkeyed is None else None,
+        tokens=len(prompt.text) / settings.bytes_per_token + unread,
+        unread_tokens=unread,
+        prefills=prompt.prefills,
+        unkeyed=prompt.unkeyed,
+        explicit=key or prompt.cache_key,
+        explicit_by=_choice.KeyedBy.HEADER if key else _choice.KeyedBy.CACHE_KEY,
+        previous=prompt.previous_response,
+        model=prompt.model,
+    )
+
+
+def chain_of(prompt: _prompt.Prompt, settings: tuning.Settings) -> _chain.Chain:
+    """The chain of `prompt` under a pool's block size."""
+    return _chain.build(_chain.seed_of(prompt.seeds), prompt.text, settings.block_bytes, settings.blocks_max)
+
+
+def explicit_key(key: str) -> int:
+    """The ring key of an explicit key; its seed keeps it apart from every chain."""
+    return _chain.seed_of((b"explicit", key.encode("utf-8", "surrogatepass")))

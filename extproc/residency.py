@@ -15,7 +15,7 @@ Source: eviction order of vLLM's free queue (see docs/routing.md).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from extproc import chain, pool, tier
@@ -52,6 +52,11 @@ class Held:
         """What `endpoint` holds."""
         gpu = self.gpu.get(endpoint, 0)
         return Match(gpu, max(gpu, self.host.get(endpoint, 0), self.external))
+
+    @property
+    def most(self) -> int:
+        """What the one that holds most of it holds [blocks]."""
+        return max(self.external, *self.gpu.values(), *self.host.values(), 0)
 
 
 NOTHING = Held({}, {})
@@ -127,6 +132,22 @@ class Residency:
         """Blocks the gpu tier of `endpoint` is thought to hold."""
         tree = self._gpu.trees.get(endpoint)
         return 0 if tree is None else len(tree)
+
+    def path(self, block: chain.BlockHash) -> tuple[chain.BlockHash, ...]:
+        """The whole chain up to `block`, () if nobody is thought to hold it."""
+        for tree in (*self._gpu.trees.values(), *self._host.trees.values(), self._external):
+            found = tree.path(block)
+            if found:
+                return found
+        return ()
+
+    def recent(self, endpoint: pool.EndpointId, oldest_s: float, now: float) -> Iterator[tier.Recent]:
+        """What the gpu tier of `endpoint` holds that was used since `oldest_s`, the latest first.
+
+        Each block once. Lazy, and what leaves meanwhile is left out.
+        """
+        tree = self._gpu.trees.get(endpoint)
+        return iter(()) if tree is None else tree.recent(oldest_s, now)
 
     def _size(self, endpoint: pool.EndpointId) -> tuple[int, int]:
         return self._sizes.get(endpoint, (self._capacity.gpu_blocks, self._capacity.host_blocks))

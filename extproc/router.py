@@ -14,7 +14,8 @@ Called by: exchange; the simulator; `kvring explain`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from extproc import chain as _chain
 from extproc import choice as _choice
 from extproc import homes, request, tuning
 from extproc import ledger as _ledger
+from extproc import outbox as _outbox
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
@@ -41,10 +43,13 @@ __all__ = ["Preview", "Request", "Router", "Settings"]
 _CHAINLESS = {"round_robin", "random"}
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
+_SAME_RESTART_S = 5.0
+
 
 Preview = request.Preview
 Request = request.Request
 _Key = request.Key
+_explicit = request.explicit_key
 Settings = tuning.Settings
 
 _PRESUMED_SHARE = 0.75
@@ -62,24 +67,31 @@ class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_anchors", "_candidates", "_homes", "_survey", "_turns", "answers", "ledger", "pool", "ramp",
-        "residency", "ring", "sent", "settings", "signals", "unheard",
+        "_candidates", "_homes", "_members", "_restarts", "_survey", "_turns", "anchors", "answers", "ledger",
+        "outbox", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals", "unheard",
     )  # fmt: skip
 
-    def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
-        """Start with empty state over `pool`."""
+    def __init__(self, pool: _pool.Pool, settings: Settings, outbox: _outbox.Outbox | None = None) -> None:
+        """Start with empty state over `pool`.
+
+        Args: outbox: where other replicas learn of what happens here; None if there are none.
+        """
         self.settings = settings
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
         self._homes = homes.Homes(self.ring)
         self._candidates = _candidates.Candidates(pool.ready)
-        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s)
+        self.outbox = outbox
+        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, outbox)
         self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
         self.answers = _answers.Answers(settings.answers_max)
-        self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
+        self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
         self.ramp = _ramp.Ramp(settings.slow_start_s)
-        self.sent = _sent.Record()
+        self.sent = _sent.Record()  # by all replicas, as far as is known
+        self.sent_own = self.sent if outbox is None else _sent.Record()
+        self._restarts: dict[_pool.EndpointId, tuple[float, bool]] = {}  # when, and whether seen here
+        self._members = {endpoint.id for endpoint in pool.endpoints}
         self.signals = _signals.Board(settings.signals_age_max_s)
         self._survey = _survey.Survey(self.ledger, self.ramp, self.sent, self.signals)
         self.unheard = settings.replicas - 1
@@ -91,12 +103,29 @@ class Router:
             self.ring = _ring.Ring(pool.membership, self.settings.ring_points)
             self._homes = homes.Homes(self.ring)
             members = {endpoint.id for endpoint in pool.endpoints}
-            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.signals, self._survey):
+            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.sent_own, self.signals):
                 kept.retain(members)
+            self._survey.retain(members)
+            self._members = members
+            self._restarts = {name: last for name, last in self._restarts.items() if name in members}
         self.pool = pool
 
-    def restart(self, endpoint: _pool.EndpointId, now: float) -> None:
-        """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up."""
+    def has(self, endpoint: str) -> bool:
+        """Whether `endpoint` is a member of the pool, ready or not."""
+        return endpoint in self._members
+
+    def restart(self, endpoint: _pool.EndpointId, now: float, *, told: bool = True) -> None:
+        """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up.
+
+        Args: told: whether other replicas should hear of it; False: one of them saw it. A restart that one
+            saw before another did is one restart.
+        """
+        at_s, seen_here = self._restarts.get(endpoint, (-math.inf, told))
+        if now - at_s < _SAME_RESTART_S and not (told and seen_here):
+            return
+        self._restarts[endpoint] = now, told
+        if told and self.outbox is not None:
+            self.outbox.restarted(self.pool.name, endpoint)
         self.residency.forget(endpoint)
         self.signals.drop(endpoint)
         self.ramp.begin(endpoint, now)
@@ -106,6 +135,7 @@ class Router:
         self.restart(endpoint, now)
         self.ledger.forget(endpoint)
         self.sent.forget(endpoint)
+        self.sent_own.forget(endpoint)
 
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
@@ -178,25 +208,11 @@ class Router:
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
     ) -> Request:
         """The request of `prompt`; `key` is its explicit key from a header; `model` as in `choose`."""
-        if isinstance(prompt, _prompt.Unkeyed):
-            return Request(unkeyed=prompt, explicit=key, model=model)
-        unread = prompt.unread_bytes / self.settings.bytes_per_token
-        return Request(
-            chain=self.chain_of(prompt) if prompt.unkeyed is None else None,
-            tokens=len(prompt.text) / self.settings.bytes_per_token + unread,
-            unread_tokens=unread,
-            prefills=prompt.prefills,
-            unkeyed=prompt.unkeyed,
-            explicit=key or prompt.cache_key,
-            explicit_by=_choice.KeyedBy.HEADER if key else _choice.KeyedBy.CACHE_KEY,
-            previous=prompt.previous_response,
-            model=prompt.model,
-        )
+        return request.read(prompt, self.settings, key, model)
 
     def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
         """The chain of `prompt` under this pool's block size."""
-        seed = _chain.seed_of(prompt.seeds)
-        return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
+        return request.chain_of(prompt, self.settings)
 
     def _key_of(self, request: Request, now: float, *, counts: bool = True) -> _Key:
         """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
@@ -205,9 +221,9 @@ class Router:
         if request.chain is not None:  # counted whatever decides in the end
             size = len(self.pool.endpoints)
             if counts:
-                anchor = self._anchors.observe(request.chain, size, now)
+                anchor = self.anchors.observe(request.chain, size, now)
             else:
-                anchor = self._anchors.foresee(request.chain, size)
+                anchor = self.anchors.foresee(request.chain, size)
         if request.explicit is not None:
             return _Key(request.explicit_by, _explicit(request.explicit))
         if request.previous is not None:
@@ -224,22 +240,33 @@ class Router:
         self._turns[made.policy] += 1
         chosen = made.endpoint.id
         # The lease comes last: a fault before it leaves nothing to release.
-        uncached = 0
+        uncached, gpu_tokens, cached = 0, 0.0, made.cached_tokens
         if request.prefills:
-            uncached = max(round(request.tokens - made.cached_tokens), 0)
+            uncached = max(round(request.tokens - cached), 0)
             if request.chain is not None:
                 self.residency.add(chosen, request.chain, now)
             read = 0.0 if request.chain is None else request.tokens
-            gpu_tokens = held.of(chosen).gpu_blocks * self._block_tokens
-            in_bytes = read * self.settings.bytes_per_token
-            self.sent.count(chosen, uncached, read, gpu_tokens, made.cached_tokens, in_bytes)
-        return _choice.Decision(made, self.ledger.take(chosen, uncached, now, footprint))
+            gpu_tokens = held.of(chosen).gpu_blocks * self.block_tokens
+            told = chosen, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
+            self.sent.count(*told)
+            if self.sent_own is not self.sent:
+                self.sent_own.count(*told)
+        lease = self.ledger.take(chosen, uncached, now, footprint)
+        if self.outbox is not None:
+            hashes = () if request.chain is None else request.chain.hashes
+            lease.number = self.outbox.next_number()
+            began = _outbox.Began(
+                lease.number, self.pool.name, chosen, hashes, held.most, request.tokens, uncached, gpu_tokens,
+                cached, request.prefills,
+            )  # fmt: skip
+            self.outbox.began(began)
+        return _choice.Decision(made, lease)
 
     def _weigh(
         self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
     ) -> _Weighed:
         """The choice; nothing is taken or counted yet."""
-        footprint = self._footprint(request)
+        footprint = request.footprint(self.block_tokens)
         held = _residency.NOTHING if request.chain is None else self.residency.held(request.chain, now)
         name = self._policy_for(key)
         turn = self._turns[name]
@@ -258,7 +285,7 @@ class Router:
         cached = question.cached[pick.index]
         made = _choice.Choice(
             endpoint=endpoint,
-            alternates=self._alternates(pick, found, ring_order),
+            alternates=found.alternates(pick, ring_order, self.settings.alternates),
             policy=name,
             reason=pick.reason,
             unkeyed=request.unkeyed,
@@ -288,14 +315,9 @@ class Router:
             return "least_load"
         return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
 
-    def _footprint(self, request: Request) -> _ledger.Footprint:
-        if not request.prefills:
-            return _ledger.Footprint()
-        hashes = () if request.chain is None else request.chain.hashes
-        return _ledger.footprint(hashes, self._block_tokens, request.tokens)
-
     @property
-    def _block_tokens(self) -> float:
+    def block_tokens(self) -> float:
+        """Tokens in a block of the chain, estimated."""
         return self.settings.block_bytes / self.settings.bytes_per_token
 
     def _question(
@@ -327,21 +349,3 @@ class Router:
             turn,
             chance,
         )
-
-    def _alternates(
-        self, pick: _policy.Pick, found: _candidates.Candidates, ring_order: _policy.RingOrder
-    ) -> tuple[_pool.Endpoint, ...]:
-        wanted = self.settings.alternates
-        if not wanted:
-            return ()
-        if pick.costs:
-            ranked: Sequence[int] = sorted(range(len(found)), key=pick.costs.__getitem__)
-        else:
-            ranked = list(ring_order())
-        others = [found.endpoints[index] for index in ranked if index != pick.index]
-        return tuple(others[:wanted])
-
-
-def _explicit(key: str) -> int:
-    """The ring key of an explicit key; its seed keeps it apart from every chain."""
-    return _chain.seed_of((b"explicit", key.encode("utf-8", "surrogatepass")))

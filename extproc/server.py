@@ -1,8 +1,8 @@
 """Server: one coroutine an ext_proc stream; decodes, hands events to the exchange, performs its actions.
 
-Fail open, at one line: the only `except Exception` of kvring is in `_answer`. After it the exchange has no
-opinion and lets everything pass, so that a fault here never fails a request. A message that can't be parsed
-ends the stream without an answer, which Envoy takes as no opinion too.
+Fail open, at one line: the only `except Exception` on a request's way is in `_answer`. After it the exchange
+has no opinion and lets everything pass, so that a fault here never fails a request. A message that can't be
+parsed ends the stream without an answer, which Envoy takes as no opinion too.
 
 Never: a lease that outlives its stream (one `finally`, which awaits nothing); a decision here.
 Called by: app. Source: Envoy's ext_proc v3 API; gRPC health checking protocol v1.
@@ -48,6 +48,10 @@ def _ignore(_chosen: choice.Choice, _answered_well: bool) -> None:  # noqa: FBT0
     """Nobody wants to know."""
 
 
+def _alone() -> None:
+    """There is nobody to tell."""
+
+
 class Server:
     """The ext_proc gRPC server of all pools."""
 
@@ -61,18 +65,21 @@ class Server:
         chance: Callable[[], float],
         answered: Callable[[choice.Choice, bool], None] = _ignore,
         teller: telling.Teller | None = None,
+        changed: Callable[[], None] = _alone,
     ) -> None:
         """Bind; the address in use is in `address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
             answered: told of every choice whose answer was seen, and whether it was no fault of the engine;
             teller: told of every decision; None: it is only counted.
+            changed: called after whatever may have changed the ledger.
         Raises: BindError.
         """
         self._settings = settings
         self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
         self._answered = answered
         self._teller = teller or telling.Teller(counted)
+        self._changed = changed
         self._exchange_settings = exchange_settings
         self._metrics = counted
         self._clock = clock
@@ -142,6 +149,7 @@ class Server:
                 raise
         finally:
             opened.close()
+            self._changed()
             stream.cancel_timer()
             del self._open[task]
             self._metrics.streams_open.dec()
@@ -164,6 +172,7 @@ class Server:
         well, chosen = opened.answered_well, opened.result
         if well is not None and well is not answered and isinstance(chosen, choice.Choice):
             self._answered(chosen, well)
+        self._changed()
         return actions
 
     def _tell(self, opened: exchange.Exchange, began_s: float) -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from extproc import chain, pool
 
-__all__ = ["Tier", "Tree"]
+__all__ = ["Recent", "Tier", "Tree"]
 
 _NAMES_MAX = 1024  # sets of holders whose names are remembered
 
@@ -80,6 +81,19 @@ class Tier:
         return names
 
 
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Blocks of one path: `hashes`, behind block `back` at `depth` blocks (0, 0: from the start).
+
+    `age_s`: since they were used.
+    """
+
+    back: chain.BlockHash
+    depth: int
+    hashes: tuple[chain.BlockHash, ...]
+    age_s: float
+
+
 class _Node:
     __slots__ = ("block", "children", "depth", "parent", "queued", "used_s")
 
@@ -129,9 +143,11 @@ class Tree:
             node = nodes[hashes[held - 1]]
             node.used_s = max(node.used_s, now)
         for depth in range(held, len(hashes)):
+            block = hashes[depth]
+            if block in nodes:  # behind another block: no chain has that, a stranger's message may
+                break
             if node is not None:
                 node.children += 1
-            block = hashes[depth]
             node = nodes[block] = _Node(block, node, depth, now)
             others = holders.get(block)
             holders[block] = bit if others is None else others | bit
@@ -176,6 +192,34 @@ class Tree:
             else:
                 high = middle - 1
         return low
+
+    def path(self, block: chain.BlockHash) -> tuple[chain.BlockHash, ...]:
+        """The chain up to `block`, () if it is not held."""
+        found: list[chain.BlockHash] = []
+        node = self._nodes.get(block)
+        while node is not None:
+            found.append(node.block)
+            node = node.parent
+        return tuple(reversed(found))
+
+    def recent(self, oldest_s: float, now: float) -> Iterator[Recent]:
+        """What was used since `oldest_s` [s, monotonic], the latest first; see `residency`."""
+        ends = [self._nodes[block] for _, _, block in self._leaves]
+        ends = [node for node in ends if not node.children and node.used_s >= oldest_s]
+        ends.sort(key=lambda node: (node.used_s, node.block), reverse=True)
+        told: set[chain.BlockHash] = set()
+        for end in ends:
+            if self._nodes.get(end.block) is not end:
+                continue
+            hashes: list[chain.BlockHash] = []
+            node: _Node | None = end
+            while node is not None and node.block not in told:
+                hashes.append(node.block)
+                node = node.parent
+            told.update(hashes)
+            if hashes:
+                back, depth = (0, 0) if node is None else (node.block, node.depth + 1)
+                yield Recent(back, depth, tuple(reversed(hashes)), now - end.used_s)
 
     def drop_before(self, oldest_s: float) -> None:
         """Drop what was last used before `oldest_s`."""

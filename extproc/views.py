@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from extproc import ledger, pool, router, sent, signals, standing
 
-__all__ = ["EndpointView", "Known", "PoolView", "SourceView", "Views", "alone", "look"]
+__all__ = ["EndpointView", "Known", "PoolView", "SharingView", "SourceView", "Views", "alone", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,31 @@ class SourceView:
     detail: str = ""
     faults: Mapping[str, int] = field(default_factory=dict)
     resyncs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharingView:
+    """How this replica and the others share what they know.
+
+    `kind`: of the link. `problem`: what is wrong with it, "" if nothing. `peers`: other replicas heard
+    lately; `peer_leases`: their open requests; `warm`: whether what they knew before was heard. `lost`,
+    `mended`: messages and entries that could not be used, and holes that were noticed, by why [totals].
+    The rest: totals.
+    """
+
+    kind: str
+    connected: bool
+    problem: str
+    peers: int
+    peer_leases: int
+    warm: bool
+    lost: Mapping[str, int]
+    mended: Mapping[str, int]
+    told: int
+    told_bytes: int
+    heard: int
+    heard_bytes: int
+    dispatches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +144,7 @@ def look(
                 residency_blocks=chooser.residency.blocks(endpoint.id),
                 share=share,
                 signal=chooser.signals.newest(endpoint.id),
-                sent=chooser.sent.to(endpoint.id),
+                sent=chooser.sent_own.to(endpoint.id),
                 known=known.get(endpoint.id, Known()),
                 oldest_lease_s=chooser.ledger.oldest_s(endpoint.id, now),
                 capacity_blocks=chooser.residency.capacity_blocks(endpoint.id),

@@ -12,6 +12,7 @@ Called by: app.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 from collections.abc import Awaitable, Callable
@@ -58,8 +59,14 @@ class Admin:
         clock: Callable[[], float],
         is_ready: Callable[[], bool],
         desk: Desk | None = None,
+        sharing: Callable[[], _views.SharingView | None] = lambda: None,
     ) -> None:
-        """`looked_at`: the pools at a time; `is_ready`: what /readyz answers; `desk`: None for no page."""
+        """Serve what is known.
+
+        Args: looked_at: the pools at a time; is_ready: what /readyz answers; desk: None for no page; sharing:
+            how replicas share, None if they do not.
+        """
+        self._sharing = sharing
         self._views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self._metrics = counted
         self._clock = clock
@@ -99,7 +106,9 @@ class Admin:
         """Pools, load, residency and signals as they stand."""
         now = self._clock()
         pools = [state.pool_state(view, now) for view in self._views(now)]
-        return {"version": __version__, "ready": self._is_ready(), "pools": pools}
+        shared = self._sharing()
+        told = None if shared is None else dataclasses.asdict(shared)
+        return {"version": __version__, "ready": self._is_ready(), "pools": pools, "sharing": told}
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
@@ -108,9 +117,11 @@ class Admin:
         return web.Response(text="ok\n")
 
     async def _get_readyz(self, _request: web.Request) -> web.Response:
+        # How sharing fares is told, and changes nothing: without it each replica goes on by itself.
+        detail = _detail(self._sharing())
         if self._is_ready():
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text="not ready\n")
+            return web.Response(text=f"ready\n{detail}")
+        return web.Response(status=503, text=f"not ready\n{detail}")
 
     async def _get_state(self, _request: web.Request) -> web.Response:
         return _json(self.state())
@@ -208,3 +219,10 @@ def _json(found: dict[str, Any], status: int = 200) -> web.Response:
         "content-type": "application/json; charset=utf-8",
     }
     return web.Response(text=json.dumps(found), status=status, headers=headers)
+
+
+def _detail(shared: _views.SharingView | None) -> str:
+    if shared is None:
+        return ""
+    how = f"{shared.peers} peers" if shared.connected else f"alone, {shared.problem or 'not connected yet'}"
+    return f"sharing: {shared.kind}, {how}\n"

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from extproc import bootstrap, config
+from extproc.cli import ranges
 from extproc.protocol import BodyMode
 
 __all__ = ["add_arguments", "endpoints", "run"]
@@ -63,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=9003,
         metavar="PORT",
         help="kvring's gRPC health port, 0 = check only that it accepts connections (default %(default)s)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=ranges.whole(1, config.WORKERS_MAX),
+        default=1,
+        metavar="N",
+        help="as in `kvring serve --workers N`, for each --kvring: all of its workers (default %(default)s)",
     )
     parser.add_argument(
         "--listen", default="0.0.0.0:10000", metavar="IP:PORT", help="for clients (default %(default)s)"
@@ -147,7 +155,9 @@ def endpoints(given: Sequence[str]) -> list[bootstrap.Endpoint]:
 
 def _listener(args: argparse.Namespace) -> bootstrap.Listener:
     sidecars = [
-        bootstrap.Sidecar(address, args.kvring_health_port) for address in args.kvring or ["127.0.0.1:9002"]
+        bootstrap.Sidecar(config.worker_address(address, worker), _health_port(args, worker))
+        for address in args.kvring or ["127.0.0.1:9002"]
+        for worker in range(args.workers)
     ]
     given = (args.kvring_ca, args.kvring_cert, args.kvring_key, args.kvring_name)
     clients = (args.listen_cert, args.listen_key)
@@ -167,6 +177,11 @@ def _listener(args: argparse.Namespace) -> bootstrap.Listener:
         endpoints_path=args.endpoints_file or "",
         tls=bootstrap.Tls("", *clients) if any(clients) else None,
     )
+
+
+def _health_port(args: argparse.Namespace, worker: int) -> int:
+    where = config.worker_address(f"127.0.0.1:{args.kvring_health_port}", worker)
+    return int(where.rpartition(":")[2])
 
 
 def _from_config(path: Path) -> list[bootstrap.Endpoint]:

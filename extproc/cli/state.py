@@ -1,7 +1,7 @@
 """Show a running kvring: its pools and endpoints, their health, load, cache and signals.
 
 Asks the admin server's /api/state. Exit code 0 if somebody can be chosen in every pool, 1 if not, 2 if kvring
-can't be reached.
+can't be reached or has no such pool.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = ["add_arguments", "run"]
 _TIMEOUT_S = 5.0
 _WIDTH = 160  # where no terminal tells its own
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
+_MODELS_CHARS = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,11 @@ def run(args: argparse.Namespace) -> int:
         while True:
             state = _ask(args.admin, args.token_file)
             if args.pool:
+                names = [pool["name"] for pool in state["pools"]]
                 state["pools"] = [pool for pool in state["pools"] if pool["name"] == args.pool]
+                if not state["pools"]:
+                    print(f"kvring state: no pool {args.pool}, only {', '.join(names)}", file=sys.stderr)
+                    return 2
             if args.json:
                 print(json.dumps(state, indent=2), flush=True)
             else:
@@ -94,7 +99,7 @@ def _print(console: Console, state: dict[str, Any]) -> None:
 
 def _table(endpoints: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 2))
-    for name in ("endpoint", "address", "state"):
+    for name in ("endpoint", "address", "models", "state"):
         table.add_column(name)
     for name in ("in flight", "pending", "in engine", "KV", "blocks", "hit thought", "found", "signals"):
         table.add_column(name, justify="right")
@@ -103,11 +108,12 @@ def _table(endpoints: list[dict[str, Any]]) -> Table:
         table.add_row(
             one["name"],
             one["address"],
+            _models(one["models"]),
             _standing(one),
             str(one["inflight"]),
             f"{one['pending_tokens']:,}",
             _requests(told),
-            _percent(told.get("kv_usage")),
+            _usage(told),
             f"{one['residency_blocks']:,}" + _scaled(one["residency_scale"]),
             _percent(one["predicted_hit"]),
             _percent(one["engine_hit"]),
@@ -120,6 +126,20 @@ def _standing(one: dict[str, Any]) -> str:
     if not one["ready"]:
         return "out: " + ", ".join(one["against"])
     return "ready" if one["share"] >= 1 else f"ready, ramps up ({one['share']:.0%})"
+
+
+def _models(names: list[str] | None) -> str:
+    if names is None:
+        return "any"  # it does not tell
+    text = ", ".join(names)
+    return text if len(text) <= _MODELS_CHARS else f"{text[: _MODELS_CHARS - 3]}..."
+
+
+def _usage(told: dict[str, Any]) -> str:
+    """What live requests hold, and of how many tokens."""
+    size = told.get("kv_tokens")
+    used = _percent(told.get("kv_usage"))
+    return used if not size else f"{used} of {size / 1000:,.0f}k"
 
 
 def _requests(told: dict[str, Any]) -> str:

@@ -25,10 +25,13 @@ from extproc.config.sources import (
     KubernetesApi,
     KubernetesService,
 )
+from extproc.config.store import Store
 from extproc.config.values import Config
+from extproc.config.workers import WORKERS_MAX, for_worker, worker_address
 
 __all__ = [
     "SOURCES",
+    "WORKERS_MAX",
     "Config",
     "ConfigError",
     "Dns",
@@ -42,6 +45,8 @@ __all__ = [
     "Match",
     "Pool",
     "Signals",
+    "Store",
+    "for_worker",
     "load",
     "loads",
     "match_of",
@@ -49,4 +54,5 @@ __all__ = [
     "router_settings",
     "static_members",
     "static_pool",
+    "worker_address",
 ]

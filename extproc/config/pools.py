@@ -245,8 +245,8 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     signals: Annotated[Signals, meta.meaning("What the engines are asked.")] = Signals()
 
 
-def router_settings(group: Pool) -> router.Settings:
-    """What the router needs of a pool's block."""
+def router_settings(group: Pool, replicas: int = 1) -> router.Settings:
+    """What the router needs of a pool's block; `replicas`: of kvring."""
     defaults = router.Settings()
     return router.Settings(
         policy=group.policy,
@@ -265,6 +265,7 @@ def router_settings(group: Pool) -> router.Settings:
         alternates=group.alternates,
         slow_start_s=group.slow_start_s,
         signals_age_max_s=group.signals.age_max_s,
+        replicas=replicas,
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from extproc import exchange, prompt
 from extproc.config import meta, sources
 from extproc.config import pools as pools_
+from extproc.config import store as store_
 
 __all__ = ["Config", "Traces", "VolatileSpan"]
 
@@ -131,6 +132,22 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kubernetes_api: Annotated[
         sources.KubernetesApi | None,
         meta.meaning("How the Kubernetes API is reached. Unset: as from any pod, by its service account."),
+    ] = None
+    replicas: Annotated[
+        int,
+        meta.whole(
+            1,
+            64,
+            "Replicas of kvring that place requests on these pools. Counts while they do not hear each other:"
+            " homes are then taken for warm, floors divided.",
+        ),
+    ] = 1
+    store: Annotated[
+        store_.Store | None,
+        meta.meaning(
+            "What several replicas of kvring share their view through; see docs/high-availability.md. Unset:"
+            " each knows only what it sent itself."
+        ),
     ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

@@ -17,6 +17,7 @@ Called by: gain. Source: the engine model of `sim.performance`.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,7 +41,10 @@ _BUDGETS = (2048, 8192, 16384)
 # ample, but there contexts fill little of it.
 _KV_READ = 0.35
 _LOAD_TOKENS_PER_S = 90_000.0
+_THINK_MIN_S = 0.05  # or users whose requests fail would ask without end in no time
 _SEED = 1
+_OPEN_MAX = 400  # requests a replica
+_FASTER_MAX = 4  # times the requests that are expected at most: what bounds a run
 
 
 class MisfitError(Exception):
@@ -66,7 +70,9 @@ class Twin:
     def scenario(self) -> scenario.Scenario:
         """The twin as something to simulate: a warm-up in which the caches fill, then the measured part."""
         prefixes = max(round(self.working_set / self._prefix_mean), 1)
-        lengths = self.traffic.lengths(prefixes)
+        room = self.model.kv_tokens - 1.5 * self.traffic.tail_mean - self.traffic.output_mean
+        room = max(room - self.model.block_tokens, 1.0)  # what does not fit would be refused
+        lengths = [min(length, int(room)) for length in self.traffic.lengths(prefixes)]
         random.Random(_SEED).shuffle(lengths)
         pieces = [content.piece("twin", "prefix", number) for number in range(prefixes)]
         heads = [content.Content.of([pair]) for pair in zip(pieces, lengths, strict=True)]
@@ -95,8 +101,9 @@ class Twin:
         rng = random.Random(f"{seed}/twin/{user}")
         # What is computed of a found prefix's last, partial block is in the tail already.
         tail = max(self.traffic.tail_mean - self.model.block_tokens / 2, 1.0)
-        turn = 0
-        while True:
+        # Where what was measured does not go together, users would ask far more often than they did.
+        most = math.ceil(_FASTER_MAX * (_FILL_REQUESTS_MAX + _REQUESTS) / self.users)
+        for turn in range(most):
             yield client.Pause(self.think_s * rng.uniform(0.5, 1.5))
             number = rng.randrange(len(heads))
             prompt = heads[number].then(
@@ -104,7 +111,6 @@ class Twin:
             )
             output = max(round(self.traffic.output_mean), 1)
             yield client.Ask(prompt, output, f"prefix {number}", system_tokens=heads[number].tokens)
-            turn += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +177,14 @@ def _first(
         raise MisfitError("how many requests came per second is unknown: take two samples (--interval)")
     if not e2e or not ttft or not told.hit or not seen.kv_tokens:
         raise MisfitError("the engine does not tell its latencies, hits or KV capacity")
+    if rate * e2e > _OPEN_MAX * seen.replicas:
+        raise MisfitError("more requests would be open at a time than can be simulated")
     computed = load.prompt_mean * (1 - told.hit)
     prefill_s = told.prefill_mean_s or ttft
     token_s = min(max(0.6 * prefill_s / max(computed, 1.0), 2e-6), 2e-3)
     step_s = seen.histograms["token_s"].quantile(0.25) if "token_s" in seen.histograms else None
     step_s = step_s or max(e2e - ttft, 0.001) / load.output_mean
-    kv_tokens = max(seen.kv_tokens, round(load.prompt_mean * 2))
+    kv_tokens = max(seen.kv_tokens, round(2 * (load.prompt_mean + load.output_mean)))
     block = max(16, round(max(load.prompt_mean, 1.0)) // _PROMPT_BLOCKS // 16 * 16)
     budget = _budget(seen)
     model = performance.Performance(
@@ -196,7 +204,7 @@ def _first(
         model=model,
         endpoints=min(seen.replicas, ENDPOINTS_MAX),
         users=max(round(rate * (e2e + think_s) * min(1.0, ENDPOINTS_MAX / seen.replicas)), 1),
-        think_s=think_s,
+        think_s=max(think_s, _THINK_MIN_S),
         requests_per_s=rate * min(1.0, ENDPOINTS_MAX / seen.replicas),
         working_set=load.working_set,
         routed=routed,

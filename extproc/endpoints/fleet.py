@@ -8,7 +8,8 @@
 A member that the source names is watched from then on, and may be chosen once it has answered its health
 check and was asked for its models; one that the source drops is forgotten.
 
-Never: a pool without its members because one of them fails; all of them out in silence. Called by: app.
+Never: a pool without its members because one of them fails, or because watching it does: a fault of our own
+is logged, counted, and the watching begun again; all of them out in silence. Called by: app.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = ["Fleet"]
 _log = logging.getLogger("kvring")
 
 _SETTLE_S = 10.0  # after this long kvring starts without an answer from the source
+_AGAIN_S = 1.0  # from a fault of ours in a task to its next try
 _TUNE = 0.02  # a learned figure is taken over when it has moved by more than this share
 
 
@@ -63,22 +65,36 @@ class Fleet:
         """Follow the source and watch its members until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._source.run(self._take))
+            self.spawn("source", lambda: self._source.run(self._take))
             if self.settings.health.envoy is not None:
                 envoy = self.settings.health.envoy
                 asked = envoy_clusters.Settings(envoy.admin, envoy.cluster, envoy.poll_interval_s)
                 view = envoy_clusters.Health(asked, self.clock, self.chance)
-                group.create_task(view.run(self._take_envoy))
+                self.spawn("envoy", lambda: view.run(self._take_envoy))
             await asyncio.sleep(_SETTLE_S)
             if not self.settled.is_set():
                 _log.warning("starting without all endpoints", extra={"pool": self.settings.name})
                 self.settled.set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task of this fleet; its failure is the fleet's."""
+    def spawn(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """A task of this fleet that does `work` until it is cancelled, after a fault in it from the start.
+
+        Args: what: one of metrics.TASKS.
+        """
         if self._group is None:
             raise RuntimeError("a fleet that runs has members, no other")
-        return self._group.create_task(work)
+        return self._group.create_task(self._forever(what, work))
+
+    async def _forever(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                await work()
+            except Exception:  # noqa: BLE001  (one endpoint must not take all away)
+                self.counted.task_failed(what)
+                _log.exception(
+                    "fault in a task; it begins again", extra={"pool": self.settings.name, "task": what}
+                )
+            await asyncio.sleep(_AGAIN_S * (0.5 + self.chance()))
 
     def answered(self, endpoint: pool.Endpoint, *, good: bool) -> None:
         """An answer of `endpoint`, as it was when it was chosen, was seen on its way to the client."""

@@ -20,7 +20,7 @@ from extproc.sim import report, sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["MissingError", "Picture", "draw"]
+__all__ = ["MissingError", "Picture", "draw", "saved"]
 
 _WIDTH_IN, _HEIGHT_IN = 12.0, 5.6
 _COLORS = {report.BASELINE: "#94a3b8", report.CANDIDATE: "#0d9488"}
@@ -80,9 +80,9 @@ def draw(result: report.Report) -> Picture:
         _draw_hits(figure.add_subplot(grid[0, 1]), result)
         _draw_rates(figure.add_subplot(grid[1, 1]), result)
         return Picture(
-            png=_saved(figure, "png", dpi=100),
-            svg=_saved(figure, "svg").decode(),
-            svg_clear=_saved(figure, "svg", transparent=True).decode(),
+            png=saved(figure, "png", dpi=100),
+            svg=saved(figure, "svg").decode(),
+            svg_clear=saved(figure, "svg", transparent=True).decode(),
         )
 
 
@@ -206,7 +206,8 @@ def _duration(milliseconds: float | None) -> str:
     return f"{milliseconds / 1000:.3g} s"
 
 
-def _saved(figure: Any, kind: str, **options: Any) -> bytes:
+def saved(figure: Any, kind: str, **options: Any) -> bytes:
+    """`figure` as a file of `kind` ("png", "svg"); `options` are matplotlib's."""
     buffer = io.BytesIO()
     # No date: the same result gives the same file.
     metadata = {"Date": None} if kind == "svg" else None

@@ -57,7 +57,10 @@ class Production:
         """Note what another router dispatched; the lease is released when that router tells the end."""
         if request.chain is not None and request.prefills:
             self.router.residency.add(endpoint, request.chain, now)
-        return self.router.ledger.take(endpoint, round(uncached), now)
+        hashes = () if request.chain is None else request.chain.hashes
+        block_tokens = self.router.settings.block_bytes / self.router.settings.bytes_per_token
+        holds = ledger.footprint(hashes, block_tokens, request.tokens) if request.prefills else None
+        return self.router.ledger.take(endpoint, round(uncached), now, holds or ledger.Footprint())
 
 
 def factories() -> dict[str, chooser.Factory]:

@@ -192,7 +192,8 @@ async def idle(running: fleets.Fleet, name: str) -> bool:
     return (await inflight(running))[name] == 0
 
 
-async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_served(fleet, tmp_path):
+@pytest.mark.parametrize("requests", [240, pytest.param(10_000, marks=pytest.mark.heavy)])
+async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_served(fleet, requests):
     model = performance.PRESETS[fleets.PRESET]
     async with contextlib.AsyncExitStack() as stack:
         served: dict[str, tuple[str, ...]] = {}
@@ -219,8 +220,8 @@ async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_serv
             assert wanted in served[answer.served_by]
             landed[wanted, answer.served_by] += 1
 
-        for start in range(0, 240, 24):
-            await asyncio.gather(*(ask(number) for number in range(start, start + 24)))
+        for start in range(0, requests, 24):
+            await asyncio.gather(*(ask(number) for number in range(start, min(start + 24, requests))))
         assert len([1 for wanted, _ in landed if wanted == "llama"]) == 4
         assert len([1 for wanted, _ in landed if wanted == "legal"]) == 2
         assert len([1 for wanted, _ in landed if wanted == "coder"]) == 2

@@ -25,6 +25,7 @@ async def _ready(running, names):
 
 
 async def test_a_dead_replica_is_named_no_more_its_keys_scatter_and_return_with_it(fleet):
+    """M02, M07."""
     async with fleet(replicas=5, policy="ring") as running:
         everybody = {each.name for each in running.endpoints}
         before = await _homes(running)

@@ -119,6 +119,7 @@ class Script:
 
     def __init__(self) -> None:
         self.listed: list[pool.Endpoint] = []
+        self.faults: list[Exception] = []  # of the source's own, to be raised at the next changes
         self._changed = asyncio.Event()
 
     def list(self, *endpoints: pool.Endpoint) -> None:
@@ -130,6 +131,8 @@ class Script:
             publish(self.listed)
             await self._changed.wait()
             self._changed.clear()
+            if self.faults:
+                raise self.faults.pop()
 
     def contact_age_s(self, now: float) -> float | None:  # noqa: ARG002
         return 0.0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import re
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from prometheus_client import parser
 
-from tests import ext_proc_client, promtool
+from extproc import prompt
+from tests import ext_proc_client, promtool, sdk_bodies
 from tests.ext_proc_client import Client, Mode, Stream
 from tests.functional.conftest import ROOT, WAIT_S, FakeEndpoint, Launch, Sidecar, eventually
 
@@ -125,8 +128,6 @@ async def no_leases(running: Sidecar) -> bool:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_the_admin_server_only_reads(serve: Callable[..., Any], method: str) -> None:
-    import aiohttp  # noqa: PLC0415
-
     served = await serve()
     await served.admin.start("127.0.0.1:0")
     try:
@@ -186,6 +187,7 @@ async def test_requests_leave_no_trace_and_make_no_series(
         await stream.receive()
         stream.cancel()
     await garbage(running.admin)
+    await explained(running)
     await eventually(lambda: no_leases(running))
 
     families = await scraped(running)
@@ -210,6 +212,20 @@ async def test_requests_leave_no_trace_and_make_no_series(
     everything = "\n".join([*pages, running.stderr()])
     assert MARK not in everything
     assert len(everything) > 10_000
+
+
+async def explained(running: Sidecar) -> None:
+    """Marks in what is pasted into the form, good and bad; they come back to nobody but the model's name."""
+    good = json.dumps({"model": "m", "messages": [{"role": "user", "content": MARK * 500}]}).encode()
+    async with aiohttp.ClientSession() as session:
+        for body in (good, MARK.encode(), good[:-2], MARK.encode() * 100_000):
+            async with session.post(
+                f"http://{running.admin}/api/explain?path=/v1/chat/completions&x={MARK}",
+                data=io.BytesIO(body),
+                headers={"content-type": "application/json", f"x-kvring-asked-{MARK}": MARK, "cookie": MARK},
+            ) as answer:
+                assert answer.status in {200, 413}
+                assert MARK not in await answer.text()
 
 
 async def garbage(address: str) -> None:
@@ -267,3 +283,44 @@ async def test_promtool_finds_nothing_to_say_about_a_scrape_under_traffic(
     assert values["kvring_bound_tokens", "blue"] >= 8192
     assert values["process_resident_memory_bytes",] > 10_000_000
     assert {family.unit for family in families.values()} == {""}
+
+
+async def test_what_the_page_explains_is_what_the_next_request_gets(
+    sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
+) -> None:
+    """O02: key, order, pick and reason, over live load and caches, for recorded requests of real SDKs."""
+    up = {f"vllm-{number}": (await endpoint().listen()).address for number in range(4)}
+    running = await sidecar(up)
+    recorded = [one for one in sdk_bodies.RECORDED if len(one.body) < 400_000]
+    async with aiohttp.ClientSession() as session, ext_proc_client.connect(running.grpc) as client:
+        await parked(client.open(request_body_mode=Mode.BUFFERED))
+        for one in [*recorded, *recorded]:
+            url = f"http://{running.admin}/api/explain"
+            kind = {"content-type": "application/json"}
+            async with session.post(url, params={"path": one.path}, data=one.body, headers=kind) as answer:
+                told = await answer.json()
+            await request(client, Mode.BUFFERED, {":path": one.path}, one.body, cut=False)
+            made = json.loads((await running.get("/api/choices"))[1])["choices"][0]
+            assert (told["choice"], told["reason"]) == (made["endpoint"], made["reason"]), one
+            for name in ("key", "keyed_by", "unkeyed", "policy", "prompt_tokens", "cached_tokens"):
+                assert told[name] == made[name], (name, str(one))
+            assert told["anchor"] == made["anchor_block"]
+            assert set(told["ring"]) == (set(up) if made["key"] else set())
+
+
+async def test_ten_thousand_invented_models_make_no_series_and_fill_nothing(
+    serve: Callable[..., Any],
+) -> None:
+    """S02: of what clients invent, nothing is a label or a row."""
+    served = await serve()
+    served.metrics.add_pool("default")
+    before = len(served.metrics.exposition().splitlines())
+    for number in range(10_000):
+        chosen = served.router.read(prompt.Unkeyed.PATH, model=f"{MARK}-{number}")
+        decided = served.router.place(chosen, 0.0, 0.5)
+        served.metrics.record(decided.choice)
+        decided.lease.release()
+    text = served.metrics.exposition().decode()
+    assert len(text.splitlines()) == before
+    assert MARK not in text + json.dumps(served.admin.state())
+    assert served.choices() == 10_000

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import time
 from collections import Counter
 
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
-from extproc import choice, config, pool, signals
+from extproc import choice, config, gauges, pool, signals
 from tests.functional import engines
-from tests.functional.conftest import eventually
+from tests.functional.conftest import ROOT, eventually
 
 
 def homes(running: engines.Running, texts: list[str]) -> dict[str, str]:
@@ -436,6 +439,49 @@ async def test_an_engine_that_evicts_more_than_thought_is_counted_on_for_less() 
         assert running.router.residency.blocks(name) * 64 < 95_000
         text = running.metrics.exposition().decode()
         assert "kvring_endpoint_predicted_cached_tokens_total{" in text
+
+
+async def test_an_engine_that_lost_its_cache_shows_as_a_gap_that_raises_the_alerts() -> None:
+    """O01: foretold and found diverge for that endpoint by more than the alerts fire at.
+
+    Nothing found is a cache that was lost; little, one that is counted on for less.
+    """
+    rules = (ROOT / "helm/kvring/files/rules/kvring-alerts.yaml").read_text(encoding="utf-8")
+    (gap_most,) = re.findall(r"kvring_prediction_gap_ratio\[3m\]\)\) > ([0-9.]+)", rules)
+    (scale_least,) = re.findall(r"\(kvring_residency_scale\) < ([0-9.]+)", rules)
+    counters = {"prefix_cache_queries_total": 0.0, "prefix_cache_hits_total": 0.0}
+    one = engines.Engine(counters=counters, kv_tokens=100_000)
+    async with engines.running({"e0": one}) as running:
+        running.fleet.clock = _Clock()
+        texts = list(engines.prompts(60))
+        shown = CollectorRegistry()
+        shown.register(gauges.Gauges(lambda now: [running.fleet.view(now)], time.monotonic))
+
+        def told(metric: str) -> float:
+            value = shown.get_sample_value(metric, {"pool": "default", "endpoint": "e0"})
+            assert value is not None
+            return value
+
+        gaps: dict[float, list[float]] = {1.0: [], 0.0: [], 0.3: []}
+        for found, seen in gaps.items():
+            for _ in range(8):
+                for text in texts:
+                    chosen = running.send(text)
+                    counters["prefix_cache_queries_total"] += chosen.prompt_tokens
+                    counters["prefix_cache_hits_total"] += chosen.cached_tokens * found
+                running.fleet.clock.now += 20
+                await one.scraped()
+                gap = told("kvring_prediction_gap_ratio")
+                if not math.isnan(gap):
+                    seen.append(gap)
+            if found == 1.0:
+                assert max(seen) < float(gap_most)
+                assert told("kvring_residency_scale") == 1.0
+                assert running.events("cache_lost") == 0
+        assert max(gaps[0.0]) > float(gap_most)
+        assert running.events("cache_lost") >= 1
+        assert max(gaps[0.3]) > float(gap_most)
+        assert told("kvring_residency_scale") < float(scale_least)
 
 
 class _Clock:

@@ -154,6 +154,7 @@ async def test_an_endpoint_that_refuses_is_out_at_its_first_probe(endpoint: Make
 
 
 async def test_an_endpoint_that_dies_is_out_at_the_next_probe(endpoint: MakeEndpoint) -> None:
+    """M07."""
     one = await endpoint().listen()
     async with probing(settings(failures=5), one=one) as found:
         await one.probed(3)
@@ -213,6 +214,7 @@ async def test_an_endpoint_is_back_after_its_good_answers(endpoint: MakeEndpoint
 
 
 async def test_an_endpoint_that_starts_to_listen_is_back_at_the_next_probe(endpoint: MakeEndpoint) -> None:
+    """M06."""
     one = endpoint()
     async with probing(settings(), one=one) as found:
         await found.becomes()

@@ -171,6 +171,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_bad_file_leaves_the_members_and_ages_until_it_is_mended(tmp_path, kind):
+    """M05."""
     text, problem = BAD[kind]
     path = tmp_path / "endpoints.yaml"
     path.write_text(text_of("a", "b"))

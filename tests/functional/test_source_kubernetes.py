@@ -129,6 +129,7 @@ async def test_a_list_in_pages_is_one_membership():
 
 
 async def test_a_terminating_pod_stays_a_member_that_is_not_chosen():
+    """M03."""
     async with serving() as (server, url):
         server.put(SLICES, slice_of("s1", {"a": "10.0.0.1"}))
         server.put(SLICES, slice_of("s2", {"b": "10.0.0.2"}))
@@ -349,6 +350,7 @@ async def test_after_a_fault_the_members_are_exactly_those_that_exist(fault, gon
 
 
 async def test_while_the_server_is_down_the_members_stand_and_their_age_shows():
+    """M05."""
     async with serving() as (server, url):
         server.put(SLICES, slice_of("s1", {"a": "10.0.0.1"}))
         source = watching(url)

@@ -241,6 +241,7 @@ def with_down(of: router.Router, name: str, *, ready: bool = False) -> None:
 
 
 def test_keys_of_a_home_that_is_down_scatter_and_return_with_it() -> None:
+    """M02."""
     chooser = start("ring")
     keyed = [chat(text(number)) for number in range(400)]
     homes = [visit(chooser, asked) for asked in keyed]
@@ -265,6 +266,7 @@ def test_endpoint_that_is_down_keeps_its_open_load() -> None:
 
 
 def test_endpoint_that_leaves_with_open_requests_and_rejoins_starts_clean() -> None:
+    """L03."""
     chooser = start("cost")
     full = chooser.pool
     old = [send(chooser, chat(text(1, 9000), str(number))) for number in range(10)]
