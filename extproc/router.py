@@ -337,15 +337,6 @@ class Router:
                 home = next(ring_order())
                 known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
         return _policy.Question(
-            known.inflight,
-            known.pending,
-            known.work,
-            known.kv_tokens,
-            known.cached,
-            known.kv_usage,
-            request.tokens,
-            ring_order,
-            limits,
-            turn,
-            chance,
-        )
+            known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
+            request.tokens, ring_order, limits, turn, chance,
+        )  # fmt: skip

@@ -9,7 +9,8 @@ import functools
 import importlib
 from dataclasses import replace
 
-from extproc import choice, ledger, policy, pool, router
+from extproc import choice, ledger, outbox, policy, pool, router
+from extproc.news import hearsay
 from extproc.signals import Signal
 from extproc.sim import baselines, chooser
 
@@ -51,16 +52,19 @@ class Production:
         )
         self.router.signals.put(endpoint, told)
 
-    def learn(
-        self, request: chooser.Request, endpoint: pool.EndpointId, uncached: float, now: float
-    ) -> ledger.Lease:
+    def learn(self, request: chooser.Request, made: choice.Choice, now: float) -> ledger.Lease:
         """Note what another router dispatched; the lease is released when that router tells the end."""
-        if request.chain is not None and request.prefills:
-            self.router.residency.add(endpoint, request.chain, now)
-        hashes = () if request.chain is None else request.chain.hashes
-        block_tokens = self.router.settings.block_bytes / self.router.settings.bytes_per_token
-        holds = ledger.footprint(hashes, block_tokens, request.tokens) if request.prefills else None
-        return self.router.ledger.take(endpoint, round(uncached), now, holds or ledger.Footprint())
+        told = outbox.Began(
+            number=1,
+            pool=made.pool,
+            endpoint=made.endpoint.id,
+            hashes=() if request.chain is None else request.chain.hashes,
+            prompt_tokens=made.prompt_tokens,
+            uncached_tokens=max(round(made.prompt_tokens - made.cached_tokens), 0),
+            cached_tokens=made.cached_tokens,
+            prefills=request.prefills,
+        )
+        return hearsay.learn(self.router, told, now)
 
 
 def factories() -> dict[str, chooser.Factory]:

@@ -182,14 +182,14 @@ class Simulation:
     def _tell_others(
         self, index: int, one: flight.Flight, request: chooser.Request, made: choice.Choice
     ) -> None:
-        uncached = max(made.prompt_tokens - made.cached_tokens, 0)
-
         def learn(other: policies.Production) -> None:
-            if one.record.finished_s is None and one.record.error is None:
-                lease = other.learn(request, made.endpoint.id, uncached, self._clock.now)
-                one.leases.append(lease)
-                if one.record.first_s is not None and self._asked.sees_first_token:
-                    lease.prefilled()
+            lease = other.learn(request, made, self._clock.now)
+            if one.record.finished_s is not None or one.record.error is not None:
+                lease.release()
+                return
+            one.leases.append(lease)
+            if one.record.first_s is not None and self._asked.sees_first_token:
+                lease.prefilled()
 
         for number, other in enumerate(self._choosers):
             if number != index and isinstance(other, policies.Production):
