@@ -176,7 +176,7 @@ def test_a_trace_is_replayed(capsys, tmp_path):
     code, out, _ = kvring(capsys, "simulate", *words)
     assert code == 0
     assert "trace requests.jsonl" in out
-    assert "2 endpoints" in out
+    assert "endpoints: 2," in out
 
 
 def test_list_names_every_workload_and_policy_with_a_line(capsys, monkeypatch):
