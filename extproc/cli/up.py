@@ -215,7 +215,7 @@ async def _tell(running: _Running) -> None:
         f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\",
         f"    -d {shlex.quote(json.dumps(body))}",
         "",
-        f"  kvring       pid {running.sidecar.pid}   http://{admin}   (the page; /metrics; kvring state --admin {admin})",
+        f"  kvring       pid {running.sidecar.pid}   http://{admin}   (page, /metrics, state --admin)",
         f"  Envoy admin  pid {running.envoy.process.pid}   http://{running.envoy.admin}",
         *(f"  {each.name:<12} http://{each.address}" for each in running.endpoints),
     ]
