@@ -26,7 +26,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from extproc.cli import targets
+from extproc.cli import ranges, targets
 from extproc.doctor import diagnosis, document, finding, gain, promql, sample, saved, series, table
 from extproc.signals import Engine
 
@@ -40,15 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kvring doctor`."""
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="HOST:PORT, URL, file or folder")
     look = parser.add_argument_group("looking")
-    look.add_argument("--interval", type=_number(1, 86_400), metavar="S", help="look again after S seconds")
     look.add_argument(
-        "--watch", type=_number(1, 86_400), metavar="S", help="... again and again, until Ctrl-C"
+        "--interval", type=ranges.number(1, 86_400), metavar="S", help="look again after S seconds"
+    )
+    look.add_argument(
+        "--watch", type=ranges.number(1, 86_400), metavar="S", help="... again and again, until Ctrl-C"
     )
     look.add_argument("--prometheus", metavar="URL", help="ask this server (found out for a bare address)")
     look.add_argument("--selector", default="", metavar="MATCHERS", help="""which series, as 'job="vllm"'""")
     look.add_argument(
         "--window",
-        type=_number(10, 604_800),
+        type=ranges.number(10, 604_800),
         default=600.0,
         metavar="S",
         help="how far back Prometheus is asked [s] (default: %(default)g)",
@@ -58,13 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     look.add_argument("--save", type=Path, metavar="DIR", help="keep what engines say, for later")
     worth = parser.add_argument_group("what it is worth")
-    worth.add_argument("--gpu-hour-price", type=_number(0, 1e6), metavar="USD", help="of one GPU")
+    worth.add_argument("--gpu-hour-price", type=ranges.number(0, 1e6), metavar="USD", help="of one GPU")
     worth.add_argument(
-        "--gpus", type=_whole(1, 1024), default=1, metavar="N", help="of one replica (default: %(default)s)"
+        "--gpus",
+        type=ranges.whole(1, 1024),
+        default=1,
+        metavar="N",
+        help="of one replica (default: %(default)s)",
     )
     worth.add_argument(
         "--think",
-        type=_number(0, 3600),
+        type=ranges.number(0, 3600),
         default=1.0,
         metavar="S",
         help="from an answer to its reader's next request [s] (default: %(default)g)",
@@ -216,23 +222,3 @@ def _header(text: str) -> tuple[str, str]:
     if not colon or not name.strip():
         raise ValueError("--header must be NAME:VALUE")
     return name.strip(), value.strip()
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = float(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not in {low:g}..{high:g}")
-        return value
-
-    return parse
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not in {low}..{high}")
-        return value
-
-    return parse

@@ -20,7 +20,7 @@ from extproc.sim import report, sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["MissingError", "Picture", "draw"]
+__all__ = ["MissingError", "Picture", "draw", "saved"]
 
 _WIDTH_IN, _HEIGHT_IN = 12.0, 5.6
 _COLORS = {report.BASELINE: "#94a3b8", report.CANDIDATE: "#0d9488"}
@@ -58,7 +58,9 @@ def draw(result: report.Report) -> Picture:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
-        raise MissingError("no picture: matplotlib is not installed (pip install 'kvring[sim]')") from error
+        raise MissingError(
+            "no picture: it needs the extra sim (pip install '.[sim]' in the checkout)"
+        ) from error
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=100)
         FigureCanvasAgg(figure)
@@ -80,9 +82,9 @@ def draw(result: report.Report) -> Picture:
         _draw_hits(figure.add_subplot(grid[0, 1]), result)
         _draw_rates(figure.add_subplot(grid[1, 1]), result)
         return Picture(
-            png=_saved(figure, "png", dpi=100),
-            svg=_saved(figure, "svg").decode(),
-            svg_clear=_saved(figure, "svg", transparent=True).decode(),
+            png=saved(figure, "png", dpi=100),
+            svg=saved(figure, "svg").decode(),
+            svg_clear=saved(figure, "svg", transparent=True).decode(),
         )
 
 
@@ -206,7 +208,8 @@ def _duration(milliseconds: float | None) -> str:
     return f"{milliseconds / 1000:.3g} s"
 
 
-def _saved(figure: Any, kind: str, **options: Any) -> bytes:
+def saved(figure: Any, kind: str, **options: Any) -> bytes:
+    """`figure` as a file of `kind` ("png", "svg"); `options` are matplotlib's."""
     buffer = io.BytesIO()
     # No date: the same result gives the same file.
     metadata = {"Date": None} if kind == "svg" else None

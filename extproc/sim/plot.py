@@ -6,7 +6,6 @@ Called by: cli.simulate.
 
 from __future__ import annotations
 
-import io
 import statistics
 from typing import Any
 
@@ -39,7 +38,7 @@ def draw(made: comparison.Comparison) -> picture.Picture:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
         raise picture.MissingError(
-            "no picture: matplotlib is not installed (pip install 'kvring[sim]')"
+            "no picture: it needs the extra sim (pip install '.[sim]' in the checkout)"
         ) from error
     names = list(made.runs)
     with mpl.rc_context(_STYLE):
@@ -64,15 +63,7 @@ def draw(made: comparison.Comparison) -> picture.Picture:
         summary = f"{made.asked.summary}; {len(made.asked.models)} endpoints, {len(made.seeds)} seeds"
         figure.suptitle(summary, fontsize=10)
         return picture.Picture(
-            png=_saved(figure, "png", dpi=130),
-            svg=_saved(figure, "svg").decode(),
-            svg_clear=_saved(figure, "svg", transparent=True).decode(),
+            png=picture.saved(figure, "png", dpi=130),
+            svg=picture.saved(figure, "svg").decode(),
+            svg_clear=picture.saved(figure, "svg", transparent=True).decode(),
         )
-
-
-def _saved(figure: Any, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    # No date: the same result gives the same file.
-    metadata = {"Date": None} if kind == "svg" else None
-    figure.savefig(buffer, format=kind, metadata=metadata, **options)
-    return buffer.getvalue()

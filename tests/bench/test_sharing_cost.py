@@ -61,7 +61,5 @@ async def test_sharing_costs_little_cpu_a_request(tmp_path, capsys):
     messages, sent = (sum(more) - sum(told)) / requests, (sum(more_bytes) - sum(told_bytes)) / requests
     us, us_apart = 1e6 * with_, 1e6 * without
     with capsys.disabled():
-        print(
-            f"\nCPU a request: {us:.0f} us, apart {us_apart:.0f} us; {messages:.2f} messages, {sent:.0f} bytes"
-        )
+        print(f"\nCPU a request: {us:.0f} us, apart {us_apart:.0f} us; {messages:.2f} messages, {sent:.0f} B")
     assert with_ < MOST * without

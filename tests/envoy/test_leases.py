@@ -196,4 +196,9 @@ def _same(seen, requests):
     first, last = seen[0], seen[-1]
     lost_by_grpc = 256 * requests * (len(seen) - 1)  # some 170 bytes a stream that is reset: grpc#43360
     assert last[0] - first[0] < 3 * MIB + lost_by_grpc
-    assert last[1] == first[1]
+    assert _own(last[1]) == _own(first[1])
+
+
+def _own(series):
+    """Without what engines tell: it comes whenever they have told it, and once for each endpoint."""
+    return {one for one in series if not one.startswith("kvring_engine_")}
