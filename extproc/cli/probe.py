@@ -30,15 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="127.0.0.1:9003",
         metavar="HOST:PORT",
-        help="its health port (default %(default)s)",
+        help="its health port (default: %(default)s)",
     )
-    parser.add_argument("--service", default="readiness", help="liveness or readiness (default %(default)s)")
+    parser.add_argument("--service", default="readiness", help="liveness or readiness (default: %(default)s)")
     parser.add_argument(
         "--timeout-s",
         type=float,
         default=3.0,
         metavar="S",
-        help="how long to go on asking (default %(default)s)",
+        help="how long to go on asking (default: %(default)s)",
     )
 
 
