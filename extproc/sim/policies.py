@@ -9,8 +9,7 @@ import functools
 import importlib
 from dataclasses import replace
 
-from extproc import choice, ledger, outbox, policy, pool, router
-from extproc.news import hearsay
+from extproc import choice, outbox, policy, pool, router
 from extproc.signals import Signal
 from extproc.sim import baselines, chooser
 
@@ -23,9 +22,15 @@ OWN = "cost"
 class Production:
     """The production router, told what the sidecar's scraper would tell it."""
 
-    def __init__(self, members: pool.Pool, settings: router.Settings) -> None:
-        self.router = router.Router(members, settings)
+    def __init__(
+        self, members: pool.Pool, settings: router.Settings, entries: outbox.Outbox | None = None
+    ) -> None:
+        self.router = router.Router(members, settings, entries)
         self._started_s: dict[pool.EndpointId, float] = {}
+
+    def shares(self) -> Production:
+        """Such a one that tells others what it does."""
+        return Production(self.router.pool, self.router.settings, outbox.Outbox())
 
     def place(
         self, request: chooser.Request, now: float, chance: float
@@ -51,20 +56,6 @@ class Production:
             sent_tokens=self.router.sent.to(endpoint).uncached_tokens,
         )
         self.router.signals.put(endpoint, told)
-
-    def learn(self, request: chooser.Request, made: choice.Choice, now: float) -> ledger.Lease:
-        """Note what another router dispatched; the lease is released when that router tells the end."""
-        told = outbox.Began(
-            number=1,
-            pool=made.pool,
-            endpoint=made.endpoint.id,
-            hashes=() if request.chain is None else request.chain.hashes,
-            prompt_tokens=made.prompt_tokens,
-            uncached_tokens=max(round(made.prompt_tokens - made.cached_tokens), 0),
-            cached_tokens=made.cached_tokens,
-            prefills=request.prefills,
-        )
-        return hearsay.learn(self.router, told, now)
 
 
 def factories() -> dict[str, chooser.Factory]:
