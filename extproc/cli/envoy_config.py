@@ -111,6 +111,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for debugging: answers say in x-kvring-decision why they came from where they did "
         "(needs decision_metadata: true in kvring.yaml)",
     )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write it there, where no shell can (default: print it)"
+    )
     _tls_arguments(parser)
     parser.add_argument("--fragments", action="store_true", help="print the pieces, not a whole bootstrap")
 
@@ -137,10 +140,13 @@ def run(args: argparse.Namespace) -> int:
             text = bootstrap.to_yaml(bootstrap.fragments(listener), heading=_HEADING_FRAGMENTS)
         else:
             text = bootstrap.to_yaml(bootstrap.build([listener], admin=args.admin), heading=_HEADING)
-    except (ValueError, config.ConfigError) as error:
+        if args.output:
+            args.output.write_text(text, encoding="utf-8")
+    except (ValueError, OSError, config.ConfigError) as error:
         print(f"kvring envoy-config: {error}", file=sys.stderr)
         return 2
-    print(text, end="")
+    if not args.output:
+        print(text, end="")
     return 0
 
 
