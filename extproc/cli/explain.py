@@ -31,11 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request", metavar="REQUEST.json", help="request body; - reads stdin")
     parser.add_argument("--path", default="/v1/chat/completions", help="request path (default: %(default)s)")
     parser.add_argument(
-        "--header", action="append", default=[], metavar="NAME: VALUE", help="request header; repeatable"
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="request header; repeatable"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="kvring.yaml, for pool and settings")
     parser.add_argument(
-        "--endpoint", action="append", default=[], metavar="NAME=HOST:PORT", help="instead; repeatable"
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="NAME=HOST:PORT",
+        help="in place of --config; repeatable (default: endpoint-0=127.0.0.1:8000)",
     )
     parser.add_argument("--cluster", metavar="NAME", help="Envoy cluster, where pools are told apart by it")
     parser.add_argument("--route", metavar="NAME", help="Envoy route, in the same way")
@@ -79,6 +83,9 @@ def _settings(args: argparse.Namespace) -> values.Config:
         raise ValueError("--config and --endpoint exclude each other")
     if args.config:
         return config.load(args.config, os.environ)
+    for text in args.endpoint:
+        if not all(text.partition("=")):
+            raise ValueError(f"--endpoint {text!r} is not NAME=HOST:PORT")
     named = [text.partition("=") for text in args.endpoint or ["endpoint-0=127.0.0.1:8000"]]
     listed = [{"name": name, "address": address} for name, _, address in named]
     return config.loads(json.dumps({"pools": [{"endpoints": listed}]}), {})
@@ -89,7 +96,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not name.strip() or not colon:
-            raise ValueError(f"--header {line!r} is not NAME: VALUE")
+            raise ValueError(f"--header {line!r} is not NAME:VALUE")
         headers[name.strip().lower()] = value.strip()
     return headers
 
@@ -102,8 +109,11 @@ def _attributes(args: argparse.Namespace) -> dict[str, str]:
 def _body(name: str) -> bytes:
     if name == "-":
         return sys.stdin.buffer.read(_FILE_BYTES_MAX)
-    with Path(name).open("rb") as file:
-        return file.read(_FILE_BYTES_MAX)
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(_FILE_BYTES_MAX)
+    except OSError as error:
+        raise ValueError(f"{name}: can't be read: {error.strerror}") from None
 
 
 def _pools(settings: values.Config) -> groups.Groups:

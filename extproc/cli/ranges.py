@@ -15,7 +15,10 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     """A reader of whole numbers in [low, high]."""
 
     def parse(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number in {low}..{high}") from None
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"{value} is not in {low}..{high}")
         return value
@@ -27,7 +30,10 @@ def number(low: float, high: float) -> Callable[[str], float]:
     """A reader of numbers in [low, high]."""
 
     def parse(text: str) -> float:
-        value = float(text)
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number in {low:g}..{high:g}") from None
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"{text} is not in {low:g}..{high:g}")
         return value

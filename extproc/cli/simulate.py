@@ -290,7 +290,7 @@ def _compare(
 def _list(console: Console) -> None:
     table = Table(title="workloads", title_justify="left", show_header=False, box=None)
     for name in workloads.WORKLOADS:
-        known = ",".join(f"{key}={value}" for key, value in workloads.parameters(name).items())
+        known = ", ".join(f"{key}={value}" for key, value in workloads.parameters(name).items())
         table.add_row(name, f"{workloads.summary(name)}\n[dim]{known}[/dim]")
     console.print(table, highlight=False)
     table = Table(title="policies", title_justify="left", show_header=False, box=None)

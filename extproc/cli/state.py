@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from extproc.admin import access as admin_access
+from extproc.cli import ranges
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,12 +32,17 @@ _MODELS_CHARS = 32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where kvring's admin server is, and how to show what it says."""
     parser.add_argument(
-        "--admin", default="127.0.0.1:9090", metavar="HOST:PORT", help="kvring's admin address (%(default)s)"
+        "--admin",
+        default="127.0.0.1:9090",
+        metavar="HOST:PORT",
+        help="kvring's admin address (default: %(default)s)",
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="its admin_token_file, if it has one")
     parser.add_argument("--pool", metavar="NAME", help="only this pool")
     parser.add_argument("--json", action="store_true", help="the answer as it is")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="again and again, this far apart")
+    parser.add_argument(
+        "--watch", type=ranges.number(0.1, 86400), metavar="S", help="again and again, S seconds apart"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,11 +64,29 @@ def run(args: argparse.Namespace) -> int:
             if not args.watch:
                 return 1 if any(pool["panic"] for pool in state["pools"]) else 0
             time.sleep(args.watch)
+    except urllib.error.HTTPError as error:
+        print(f"kvring state: {args.admin} answered {_refusal(error)}", file=sys.stderr)
+        return 2
+    except urllib.error.URLError as error:
+        why = error.reason.strerror if isinstance(error.reason, OSError) else None
+        print(
+            f"kvring state: no answer from {args.admin}: {why or error.reason};"
+            " --admin takes the admin address that kvring prints when it is ready",
+            file=sys.stderr,
+        )
+        return 2
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"kvring state: no answer from {args.admin}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 0
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    asks = error.code in {401, 403}
+    return f"{error.code} {error.reason}" + (
+        "; it asks for --token-file, as admin_token_file" if asks else ""
+    )
 
 
 def _ask(admin: str, token_file: Path | None) -> dict[str, Any]:

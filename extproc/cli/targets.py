@@ -162,6 +162,8 @@ class Targets:
             raise _SilentError(f"no answer within {_TIMEOUT_S:.0f} s") from None
         except aiohttp.InvalidURL:
             raise _SilentError("neither a file nor an address") from None
+        except aiohttp.ClientConnectorDNSError:
+            raise _SilentError("neither a file nor a host that is known here") from None
         except aiohttp.ClientConnectorError as error:
             raise _SilentError(error.os_error.strerror or "no connection") from None
         except aiohttp.ClientError as error:

@@ -48,30 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model server; repeat for each (default: simulated replicas)",
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="IP", help="to listen on (default %(default)s)"
+        "--host", default="127.0.0.1", metavar="IP", help="to listen on (default: %(default)s)"
     )
-    parser.add_argument("--port", type=int, default=10000, help="for clients; 0: any (default %(default)s)")
+    parser.add_argument("--port", type=int, default=10000, help="for clients; 0: any (default: %(default)s)")
     parser.add_argument(
-        "--replicas", type=int, default=3, help="number of simulated replicas (default %(default)s)"
+        "--replicas", type=int, default=3, help="number of simulated replicas (default: %(default)s)"
     )
     parser.add_argument(
         "--workers",
         type=ranges.whole(1, config.WORKERS_MAX),
         default=1,
         metavar="N",
-        help="kvring processes that share their view (default %(default)s)",
+        help="kvring processes that share their view (default: %(default)s)",
     )
     parser.add_argument(
         "--speed",
         type=float,
         default=1.0,
-        help="of simulated replicas, engine seconds per real second (default %(default)s)",
+        help="of simulated replicas, engine seconds per real second (default: %(default)s)",
     )
     parser.add_argument(
         "--policy",
         choices=list(policy.POLICIES),
         default="cost",
-        help="how kvring chooses (default %(default)s)",
+        help="how kvring chooses (default: %(default)s)",
     )
     parser.add_argument(
         "--kv-tokens",
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--health-path",
         default="/health",
-        help="path whose 2xx means a replica is well (default %(default)s)",
+        help="path whose 2xx means a replica is well (default: %(default)s)",
     )
 
 
@@ -215,7 +215,7 @@ async def _tell(running: _Running) -> None:
         f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\",
         f"    -d {shlex.quote(json.dumps(body))}",
         "",
-        f"  kvring       pid {running.sidecar.pid}   http://{admin}   http://{admin}/metrics",
+        f"  kvring       pid {running.sidecar.pid}   http://{admin}   (page, /metrics, state --admin)",
         f"  Envoy admin  pid {running.envoy.process.pid}   http://{running.envoy.admin}",
         *(f"  {each.name:<12} http://{each.address}" for each in running.endpoints),
     ]

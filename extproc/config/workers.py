@@ -20,10 +20,12 @@ PORT_STEP = 100
 
 
 def worker_address(listen: str, index: int) -> str:
-    """Where worker `index` [>= 0] listens if worker 0 does at `listen`. Raises ValueError: no such port."""
+    """Where worker `index` [>= 0] listens if worker 0 does at `listen`. Raises ValueError: no address."""
     if listen.startswith("unix:"):
         return f"{listen}.{index}" if index else listen
     host, _, port = listen.rpartition(":")
+    if not port.isdecimal():
+        raise ValueError(f"{listen!r}: expected HOST:PORT or unix:/PATH")
     if port == "0":
         return listen
     moved = int(port) + PORT_STEP * index

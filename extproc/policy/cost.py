@@ -1,14 +1,21 @@
 """Cost policy: the endpoint where this prompt costs least, in tokens of prefill.
 
-    cost = pending + 2 * new + 512 * inflight + 4 * max(0, kv_usage - 0.9) * (prompt + pending + 512)
+    cost = pending + 2 * new + 192 * inflight + kv_tokens / 16
+           + 4 * max(0, kv_usage - 0.9) * (prompt + pending + 512)
 
-pending: tokens waiting for prefill there; new: this prompt's tokens not cached there; kv_usage: share of the
-KV cache that this prompt and the open requests would hold, above 1 where it does not fit. Ties, and with them
-prompts that nobody holds on an idle pool, go in ring order. The bound on work is only a safety cap here.
+pending: tokens waiting for prefill there; new: this prompt's tokens not cached there; inflight: open
+requests; kv_tokens: what these hold of the KV cache, shared prefixes once; kv_usage: share of the cache that
+they and this prompt would hold, above 1 where it does not fit. Ties, and with them prompts that nobody holds
+on an idle pool, go in ring order.
 
-Why 2 * new: a miss also evicts what others need. Why the kv term: an endpoint short of KV space soon queues,
-and one where the prompt does not fit queues at once; but waiting there can still be cheaper than computing
-a long prompt again, so that it is a cost and no filter. The weights and what they trade: docs/routing.md.
+A safety cap on open requests, max(6, 2 * mean), keeps one endpoint from decoding for all. It counts requests
+and not work: an endpoint that computes one long document must not turn away the readers of those it holds.
+
+Why 2 * new: a miss also evicts what others need. Why two terms for open requests: a step of decoding takes a
+time for each, and reads the KV of each; where prompts are short the second is nothing, and staying warm is
+worth more. Why the last term: an endpoint short of KV space soon queues, and one where the prompt does not
+fit queues at once; but waiting there can still be cheaper than computing a long prompt again, so that it is a
+cost and no filter. Measured: docs/decisions/0012-cap-on-open-requests.md. What they trade: docs/routing.md.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ import itertools
 import math
 
 from extproc import ledger
-from extproc.policy import question, ring
+from extproc.policy import question
 
 __all__ = ["STEPS_COUNTED", "pick"]
 
@@ -25,7 +32,9 @@ STEPS_COUNTED = 4
 """How far down the ring order a warm endpoint is looked for, to tell how many were passed over."""
 
 _NEW_WEIGHT = 2.0
-_KV_WEIGHT = 4.0
+_INFLIGHT_TOKENS = 192.0
+_KV_HELD_WEIGHT = 1 / 16
+_KV_SHORT_WEIGHT = 4.0
 
 
 def pick(asked: question.Question) -> question.Pick:
@@ -47,12 +56,13 @@ def pick(asked: question.Question) -> question.Pick:
 
 def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
     """The costs, infinite where the cap forbids; all of them if it forbids everybody."""
-    room_below = ring.limit(asked)
-    if max(asked.work) < room_below:
+    limits = asked.limits
+    room_below = ledger.bound(sum(asked.inflight) + 1, len(costs), limits.factor, limits.floor_requests)
+    if max(asked.inflight) < room_below:
         return costs
     allowed = [
-        cost if ledger.has_room(work, room_below) else math.inf
-        for cost, work in zip(costs, asked.work, strict=True)
+        cost if ledger.has_room(requests, room_below) else math.inf
+        for cost, requests in zip(costs, asked.inflight, strict=True)
     ]
     return costs if min(allowed) == math.inf else allowed
 
@@ -62,11 +72,14 @@ def _costs(asked: question.Question) -> list[float]:
     prompt = asked.prompt_tokens
     uncached = _NEW_WEIGHT * prompt
     costs = [
-        work + uncached - _NEW_WEIGHT * cached for work, cached in zip(asked.work, asked.cached, strict=True)
+        uncached + pending + _INFLIGHT_TOKENS * requests + _KV_HELD_WEIGHT * held - _NEW_WEIGHT * cached
+        for pending, requests, held, cached in zip(
+            asked.pending, asked.inflight, asked.kv_tokens, asked.cached, strict=True
+        )
     ]
     if max(asked.kv_usage) > question.KV_USAGE_FREE:
         for index, usage in enumerate(asked.kv_usage):
             if usage > question.KV_USAGE_FREE:
                 held = prompt + asked.pending[index] + ledger.REQUEST_TOKENS
-                costs[index] += _KV_WEIGHT * (usage - question.KV_USAGE_FREE) * held
+                costs[index] += _KV_SHORT_WEIGHT * (usage - question.KV_USAGE_FREE) * held
     return costs

@@ -32,10 +32,15 @@ class Reason(enum.StrEnum):
 
 # msgspec structs here and below: made for each request, four times quicker than dataclasses.
 class Limits(msgspec.Struct, frozen=True):
-    """The bound on work: `max(floor_tokens, factor * mean)`; factor [ratio, > 1], floor [tokens, >= 0]."""
+    """How much more than the others an endpoint may take, `max(floor, factor * mean)`, and it takes no more.
+
+    `ring` bounds work, above `floor_tokens` [>= 0]; `cost` open requests, above `floor_requests` [>= 0].
+    `factor` [ratio, > 1].
+    """
 
     factor: float = 2.0
     floor_tokens: float = 8192.0
+    floor_requests: float = 6.0
 
 
 class RingOrder(Protocol):
@@ -50,10 +55,10 @@ class Question(msgspec.Struct, frozen=True):
     """One decision to make: which candidate (there is at least one) takes a prompt of `prompt_tokens`?
 
     What is known of the candidates stands in columns, one value for each: `inflight`, open requests;
-    `pending`, tokens waiting for prefill; `work`, load in one number [tokens], as large as it is for this
-    endpoint (see `ramp`); `cached`, of this prompt's tokens those held there [0..`prompt_tokens`];
-    `kv_usage`, share of the KV cache taken with this prompt, above 1 where it does not fit, and not exact
-    below `KV_USAGE_FREE`.
+    `pending`, tokens waiting for prefill; `work`, both in one number [tokens]; all three as large as they are
+    for this endpoint (see `ramp`); `kv_tokens`, of KV held by open requests; `cached`, of this prompt's
+    tokens those held there [0..`prompt_tokens`]; `kv_usage`, share of the KV cache taken with this prompt,
+    above 1 where it does not fit, and not exact below `KV_USAGE_FREE`.
 
     `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1).
     """
@@ -61,6 +66,7 @@ class Question(msgspec.Struct, frozen=True):
     inflight: Sequence[float]
     pending: Sequence[float]
     work: Sequence[float]
+    kv_tokens: Sequence[float]
     cached: Sequence[float]
     kv_usage: Sequence[float]
     prompt_tokens: float

@@ -18,8 +18,8 @@ def render(made: comparison.Comparison, svg: str | None) -> str:
     asked = made.asked
     measured_s = asked.duration_s - asked.warmup_s
     intro = (
-        f"{asked.summary}. {len(asked.models)} endpoints, {asked.routers} kvring replicas, "
-        f"{measured_s:,.0f} s measured, {len(made.seeds)} seeds. Every policy got the same "
+        f"{asked.summary}. Endpoints: {len(asked.models)}, kvring replicas: {asked.routers}, "
+        f"seeds: {len(made.seeds)}, {measured_s:,.0f} s measured. Every policy got the same "
         "requests. Times are those of the modelled hardware."
     )
     parts = [

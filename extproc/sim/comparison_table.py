@@ -38,8 +38,8 @@ def tell(made: comparison.Comparison, console: Console) -> None:
         for number, name in enumerate(made.runs):
             table.add_row(name, *("\n".join(cells[number].split("  ")) for _, _, cells in shown))
     console.print(
-        f"{asked.summary}\n{len(asked.models)} endpoints, {asked.routers} kvring replicas, "
-        f"{measured_s:,.0f} s measured, {len(made.seeds)} seeds; x: ratio to {made.baseline}",
+        f"{asked.summary}\nendpoints: {len(asked.models)}, kvring replicas: {asked.routers}, "
+        f"seeds: {len(made.seeds)}, {measured_s:,.0f} s measured; x: ratio to {made.baseline}",
         highlight=False,
     )
     console.print(table, highlight=False)

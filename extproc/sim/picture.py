@@ -58,7 +58,9 @@ def draw(result: report.Report) -> Picture:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
-        raise MissingError("no picture: matplotlib is not installed (pip install 'kvring[sim]')") from error
+        raise MissingError(
+            "no picture: it needs the extra sim (pip install '.[sim]' in the checkout)"
+        ) from error
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=100)
         FigureCanvasAgg(figure)

@@ -38,7 +38,7 @@ def draw(made: comparison.Comparison) -> picture.Picture:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
         raise picture.MissingError(
-            "no picture: matplotlib is not installed (pip install 'kvring[sim]')"
+            "no picture: it needs the extra sim (pip install '.[sim]' in the checkout)"
         ) from error
     names = list(made.runs)
     with mpl.rc_context(_STYLE):

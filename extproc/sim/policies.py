@@ -9,7 +9,7 @@ import functools
 import importlib
 from dataclasses import replace
 
-from extproc import choice, ledger, policy, pool, router
+from extproc import choice, outbox, policy, pool, router
 from extproc.signals import Signal
 from extproc.sim import baselines, chooser
 
@@ -22,9 +22,15 @@ OWN = "cost"
 class Production:
     """The production router, told what the sidecar's scraper would tell it."""
 
-    def __init__(self, members: pool.Pool, settings: router.Settings) -> None:
-        self.router = router.Router(members, settings)
+    def __init__(
+        self, members: pool.Pool, settings: router.Settings, entries: outbox.Outbox | None = None
+    ) -> None:
+        self.router = router.Router(members, settings, entries)
         self._started_s: dict[pool.EndpointId, float] = {}
+
+    def shares(self) -> Production:
+        """Such a one that tells others what it does."""
+        return Production(self.router.pool, self.router.settings, outbox.Outbox())
 
     def place(
         self, request: chooser.Request, now: float, chance: float
@@ -50,14 +56,6 @@ class Production:
             sent_tokens=self.router.sent.to(endpoint).uncached_tokens,
         )
         self.router.signals.put(endpoint, told)
-
-    def learn(
-        self, request: chooser.Request, endpoint: pool.EndpointId, uncached: float, now: float
-    ) -> ledger.Lease:
-        """Note what another router dispatched; the lease is released when that router tells the end."""
-        if request.chain is not None and request.prefills:
-            self.router.residency.add(endpoint, request.chain, now)
-        return self.router.ledger.take(endpoint, round(uncached), now)
 
 
 def factories() -> dict[str, chooser.Factory]:

@@ -48,7 +48,10 @@ def choose(endpoints: int, policy: str) -> Times:
     members = [
         pool.Endpoint(pool.EndpointId(f"e{n}"), f"10.0.{n // 200}.{n % 200}:80") for n in range(endpoints)
     ]
-    of = router.Router(pool.make("p", members), router.Settings(policy=policy))
+    of = router.Router(pool.make("p", members), router.Settings(policy=policy, kv_tokens=10_000_000))
+    for member in members:  # all are busy, and nothing is evicted: warm stays warm
+        for _ in range(2):
+            of.ledger.take(member.id, 0, 0.0)
     system = conversation(rng, 40)
     talks = [request(conversation(rng, BLOCKS, system)) for _ in range(100)]
     times: list[list[float]] = []
@@ -59,13 +62,12 @@ def choose(endpoints: int, policy: str) -> Times:
             decided = of.place(asked, float(round_), rng.random())
             times[-1].append((time.thread_time_ns() - start) / 1000)
             assert isinstance(decided, choice.Decision)
-            if rng.random() < 0.9:
-                decided.lease.release()
+            decided.lease.release()
     cold, warm = sorted(times[0]), sorted(itertools.chain(*times[1:]))
     return Times(warm[len(warm) // 10], cold[len(cold) // 10])
 
 
-@pytest.mark.parametrize("policy", ["cost", "ring", "least_load"])
+@pytest.mark.parametrize("policy", ["cost", "ring"])  # by load alone nothing stays warm
 def test_choosing_grows_by_less_than_half_as_much_as_the_endpoints(policy: str) -> None:
     took = {endpoints: choose(endpoints, policy) for endpoints in (8, 64, 256)}
     told = ", ".join(f"{n} endpoints {us.warm:,.0f} (cold {us.cold:,.0f})" for n, us in took.items())
@@ -80,7 +82,7 @@ def test_choosing_by_cost_takes_at_most_60_us_at_8_endpoints_and_500_at_256() ->
         assert took <= limit_us, f"{endpoints} endpoints: {took:.0f} us"
 
 
-def test_residency_takes_some_hundred_bytes_a_block() -> None:
+def test_residency_takes_at_most_300_mb_for_a_million_blocks() -> None:
     rng = random.Random(1)
     of = residency.Residency(residency.Capacity(60_000), idle_s=1e9)
     talks = [conversation(rng, BLOCKS) for _ in range(100)]
@@ -91,7 +93,7 @@ def test_residency_takes_some_hundred_bytes_a_block() -> None:
     tracemalloc.stop()
     each = held / (100 * BLOCKS)
     sys.stdout.write(f"\nresidency: {each:.0f} bytes a block\n")
-    assert each < 600
+    assert each < 300
 
 
 def test_the_ring_is_rebuilt_in_about_linear_time() -> None:

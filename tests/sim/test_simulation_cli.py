@@ -156,7 +156,7 @@ def test_the_fleet_is_what_was_asked_for(capsys, tmp_path):
         "--sharing-delay", ".1", "--replicas", "2", "--json", str(path),
     )  # fmt: skip
     assert code == 0
-    assert "3 endpoints, 2 kvring replicas" in out
+    assert "endpoints: 3, kvring replicas: 2," in out
     found = json.loads(path.read_text())
     asked = found["scenario"]
     assert (asked["endpoints"], asked["duration_s"], asked["sharing"]) == (3, 40.0, "delayed")
@@ -176,7 +176,7 @@ def test_a_trace_is_replayed(capsys, tmp_path):
     code, out, _ = kvring(capsys, "simulate", *words)
     assert code == 0
     assert "trace requests.jsonl" in out
-    assert "2 endpoints" in out
+    assert "endpoints: 2," in out
 
 
 def test_list_names_every_workload_and_policy_with_a_line(capsys, monkeypatch):

@@ -103,7 +103,7 @@ def test_a_run_without_any_answer_is_drawn_and_told_all_the_same():
 def test_without_matplotlib_the_page_is_written_and_the_reason_returned(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     missing = demo.write(_result(), tmp_path / "deep" / "out")
-    assert "kvring[sim]" in missing
+    assert "extra sim" in missing
     assert sorted(path.name for path in (tmp_path / "deep" / "out").iterdir()) == [
         "index.html",
         "result.json",

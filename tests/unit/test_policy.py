@@ -12,31 +12,28 @@ LIMITS = policy.Limits(factor=2.0, floor_tokens=1000.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class candidate:  # noqa: N801  (read as a word in what follows)
     """One line of a question."""
 
     inflight: int = 0
     pending: int = 0
     cached: float = 0.0
     kv_usage: float = 0.0
+    kv_tokens: int = 0
 
     @property
     def work(self) -> int:
         return self.pending + 512 * self.inflight
 
 
-def candidate(inflight: int = 0, pending: int = 0, cached: float = 0.0, kv_usage: float = 0.0) -> Candidate:
-    return Candidate(inflight, pending, cached, kv_usage)
-
-
-def columns(candidates: Sequence[Candidate]) -> dict[str, list[float]]:
-    names = ("inflight", "pending", "work", "cached", "kv_usage")
+def columns(candidates: Sequence[candidate]) -> dict[str, list[float]]:
+    names = ("inflight", "pending", "work", "kv_tokens", "cached", "kv_usage")
     return {name: [getattr(each, name) for each in candidates] for name in names}
 
 
 def ask(
     name: str,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[candidate],
     prompt_tokens: float = 1000.0,
     order: Sequence[int] | None = None,
     limits: policy.Limits = LIMITS,
@@ -57,7 +54,7 @@ def ask(
     return policy.POLICIES[name](question)
 
 
-def loaded(*pending: int) -> list[Candidate]:
+def loaded(*pending: int) -> list[candidate]:
     return [candidate(1 if tokens else 0, tokens) for tokens in pending]
 
 
@@ -116,16 +113,24 @@ def test_cost_leaves_a_warm_endpoint_when_waiting_there_costs_more() -> None:
 
 
 def test_cost_never_goes_over_the_cap_while_another_has_room() -> None:
-    candidates = [candidate(1, 20_000, cached=100_000.0), *IDLE[1:]]
+    candidates = [candidate(8, cached=100_000.0), *(candidate(1) for _ in range(3))]
     pick = ask("cost", candidates, prompt_tokens=100_000)
     assert pick.costs[0] < min(pick.costs[1:])
-    # The request is cached at the home: it adds no work that would lift the cap.
+    # 8 open requests against max(6, 2 * (11 + 1) / 4)
     assert (pick.index, pick.reason) == (1, policy.Reason.OVERFLOW)
+    candidates[3] = candidate(12)
+    assert ask("cost", candidates, prompt_tokens=100_000).index == 0  # 2 * (22 + 1) / 4
+
+
+def test_cost_does_not_turn_readers_away_because_a_document_is_being_computed() -> None:
+    candidates = [candidate(2, 13_200, cached=13_000.0), *IDLE[1:]]
+    assert ask("cost", candidates, prompt_tokens=13_200).index == 0
+    assert ask("ring", candidates, prompt_tokens=13_200).index == 1
 
 
 def test_cost_is_the_documented_sum() -> None:
-    held = candidate(inflight=3, pending=700, cached=400.0, kv_usage=1.0)
-    expected = 700 + 2 * 600 + 512 * 3 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
+    held = candidate(inflight=3, pending=700, cached=400.0, kv_usage=1.0, kv_tokens=8000)
+    expected = 700 + 2 * 600 + 192 * 3 + 8000 / 16 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
     assert ask("cost", [held]).costs == (pytest.approx(expected),)
 
 

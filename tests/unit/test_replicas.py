@@ -38,8 +38,7 @@ def test_home_is_presumed_warm_since_others_have_most_likely_sent_the_prompt_the
             visit(idle, talk(number))
             visit(busy, talk(number))
         home = visit(idle, talk(99)).endpoint.id  # on an idle pool all else is equal
-        for _ in range(4):
-            busy.ledger.take(home, 100, 0.0)
+        busy.ledger.take(home, 1000, 0.0)
         placed.append((home, visit(busy, talk(99))))
     (home, alone), (same_home, one_of_three) = placed
     assert alone.endpoint.id != home == same_home == one_of_three.endpoint.id

@@ -371,7 +371,7 @@ def test_prefix_with_a_share_of_the_traffic_is_held_by_its_share_of_endpoints(sh
 
 def test_two_long_prompts_that_do_not_fit_together_are_not_sent_together() -> None:
     chooser = start("cost")  # room for 100,000 tokens
-    long = [chat(text(number, 240_000)) for number in range(2)]  # of 60,000
+    long = [chat(text(number, 300_000)) for number in range(2)]  # of 75,000
     first = visit(chooser, long[0])
     chooser.residency.add(pool.EndpointId(first), chooser.chain_of(long[1]), 0.0)  # both are held there
     opened = send(chooser, long[0])
