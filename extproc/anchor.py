@@ -21,7 +21,7 @@ Called by: router. Source: our rule; measured against others in docs/decisions.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc import chain
 
@@ -44,12 +44,13 @@ class Hot:
 class Anchor:
     """Where the key was taken: block index (`len(chain)` stands for the tail), and the key itself.
 
-    `hot`: the shared prefixes before it, the widest first.
+    `hot`: the shared prefixes before it, the widest first. `settled`: more of the prompt would not move it.
     """
 
     block: int
     key: int
     hot: tuple[Hot, ...] = ()
+    settled: bool = field(default=True, compare=False)
 
 
 class Anchors:
@@ -97,8 +98,8 @@ class Anchors:
             if position < start + len(edge.hashes):
                 break
         if not hashes or edge.ended >= least:
-            return Anchor(len(blocks), blocks.tail, tuple(hot))
-        return Anchor(start, hashes[start], tuple(hot[:-1]))
+            return Anchor(len(blocks), blocks.tail, tuple(hot), settled=False)
+        return Anchor(start, hashes[start], tuple(hot[:-1]), settled=False)
 
     def _count(self, hashes: tuple[chain.BlockHash, ...]) -> None:
         edge, position = self._root, 0

@@ -24,11 +24,11 @@ from typing import Any
 from extproc import (
     __version__,
     admin,
-    choice,
     config,
     groups,
     log,
     metrics,
+    pool,
     router,
     server,
     views,
@@ -64,8 +64,8 @@ async def run(settings: config.Config) -> None:
         [groups.Group(one.router, config.match_of(one.settings)) for one in fleets.values()]
     )
 
-    def answered(chosen: choice.Choice, well: bool) -> None:  # noqa: FBT001
-        fleets[chosen.pool].answered(chosen.endpoint.id, good=well)
+    def answered(name: str, endpoint: pool.EndpointId, well: bool) -> None:  # noqa: FBT001
+        fleets[name].answered(endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
     admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)

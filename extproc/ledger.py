@@ -125,30 +125,63 @@ class Lease:
     __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "tokens")
 
     def __init__(
-        self, ledger: Ledger, account: _Account, tokens: int, expected_s: float, holds: Footprint
+        self, ledger: Ledger, account: _Account, uncached_tokens: int, now: float, holds: Footprint
     ) -> None:
         """Only `Ledger.take` makes leases."""
         self._holds = holds
         self._ledger = ledger
         self._account = account
         self._open = True
-        self.tokens = tokens  # still pending
-        self.expected_s = expected_s
+        self.tokens = 0  # still pending
+        self.expected_s = now
+        self._enter(uncached_tokens, now)
 
     def prefilled(self) -> None:
         """The prompt is prefilled: its tokens wait no more."""
         self._account.pending -= self.tokens
         self.tokens = 0
 
+    def move(self, endpoint: pool.EndpointId, uncached_tokens: int, now: float) -> None:
+        """Another endpoint got the request: it counts there from `now` on. No effect once released.
+
+        Args: uncached_tokens: left to prefill there [>= 0]; 0 if the prompt is prefilled already.
+        """
+        if not self._open:
+            return
+        if self.tokens:
+            self._account.prefilling.remove(self)
+        waits = uncached_tokens if self.tokens else 0
+        self._leave()
+        self._account = self._ledger.account_of(endpoint)
+        self._enter(waits, now)
+
     def release(self) -> None:
         """The request is over. Repeating it has no effect."""
         if not self._open:
             return
         self._open = False
+        self._leave()
+        self._ledger.open_leases -= 1
+
+    def _enter(self, uncached_tokens: int, now: float) -> None:
+        account, holds = self._account, self._holds
+        _expire(account, now)
+        start_s = max(now, account.busy_until_s) if account.pending else now
+        self.tokens = uncached_tokens
+        self.expected_s = start_s + uncached_tokens / self._ledger.prefill_tokens_per_s
+        account.busy_until_s = self.expected_s
+        for mark in holds.marks:
+            account.marks[mark] = account.marks.get(mark, 0) + 1
+        account.rest_tokens += holds.rest_tokens
+        account.inflight += 1
+        account.pending += uncached_tokens
+        if uncached_tokens:
+            account.prefilling.append(self)
+
+    def _leave(self) -> None:
         self.prefilled()
         self._account.inflight -= 1
         _lift(self._account, self._holds)
-        self._ledger.open_leases -= 1
 
 
 class Ledger:
@@ -186,21 +219,12 @@ class Ledger:
 
         `holds`: the KV it holds until it is released.
         """
-        account = self._accounts.setdefault(endpoint, _Account())
-        _expire(account, now)
-        start_s = max(now, account.busy_until_s) if account.pending else now
-        expected_s = start_s + uncached_tokens / self.prefill_tokens_per_s
-        account.busy_until_s = expected_s
-        lease = Lease(self, account, uncached_tokens, expected_s, holds)
-        for mark in holds.marks:
-            account.marks[mark] = account.marks.get(mark, 0) + 1
-        account.rest_tokens += holds.rest_tokens
-        account.inflight += 1
-        account.pending += uncached_tokens
-        if uncached_tokens:
-            account.prefilling.append(lease)
         self.open_leases += 1
-        return lease
+        return Lease(self, self.account_of(endpoint), uncached_tokens, now, holds)
+
+    def account_of(self, endpoint: pool.EndpointId) -> _Account:
+        """The entry of `endpoint`, an empty one if there was none."""
+        return self._accounts.setdefault(endpoint, _Account())
 
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`; their open leases end harmlessly."""

@@ -67,18 +67,31 @@ class Residency:
             most = max(most, self._external.held(blocks.hashes, now))
         return Match(held, most)
 
-    def add(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> None:
-        """Note that `endpoint` was sent a prompt of this chain at `now` [s, monotonic]."""
+    def add(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> int:
+        """Note that `endpoint` was sent a prompt of this chain at `now` [s, monotonic].
+
+        Returns how many leading blocks its gpu tier was thought to hold before.
+        """
         gpu_blocks, host_blocks = self._size(endpoint)
         if endpoint not in self._gpu:
             self._gpu[endpoint] = _Tree(gpu_blocks, self._idle_s)
-        self._gpu[endpoint].add(blocks.hashes, now)
+        held = self._gpu[endpoint].add(blocks.hashes, now)
         if host_blocks:
             if endpoint not in self._host:
                 self._host[endpoint] = _Tree(host_blocks, self._idle_s)
             self._host[endpoint].add(blocks.hashes, now)
         if self._capacity.external_blocks:
             self._external.add(blocks.hashes, now)
+        return held
+
+    def retract(self, endpoint: pool.EndpointId, blocks: chain.Chain, held: int, noted_s: float) -> None:
+        """Take back what `add` noted at `noted_s`, when `held` blocks were held: the prompt went elsewhere.
+
+        What others have used since stays.
+        """
+        for trees in (self._gpu, self._host):
+            if endpoint in trees:
+                trees[endpoint].retract(blocks.hashes, held, noted_s)
 
     def forget(self, endpoint: pool.EndpointId) -> None:
         """Drop what died with the endpoint's process: its gpu and host tiers."""
@@ -145,11 +158,12 @@ class _Tree:
         self._drop_idle(now)
         return self._depth(hashes)
 
-    def add(self, hashes: tuple[chain.BlockHash, ...], now: float) -> None:
+    def add(self, hashes: tuple[chain.BlockHash, ...], now: float) -> int:
+        """How many leading ones were held before."""
         self._drop_idle(now)
         hashes = hashes[: self._capacity]
         if not hashes:
-            return
+            return 0
         held = self._depth(hashes)
         nodes = self._nodes
         node: _Node | None = None
@@ -163,6 +177,23 @@ class _Tree:
         if node is not None:
             self._queue_leaf(node)
         self._fit()
+        return held
+
+    def retract(self, hashes: tuple[chain.BlockHash, ...], held: int, noted_s: float) -> None:
+        """Drop the blocks behind the first `held`, from the end, unless they were used after `noted_s`.
+
+        Their entries in the heap stay, and are passed over there.
+        """
+        for block in reversed(hashes[held:]):
+            node = self._nodes.get(block)
+            if node is None:
+                continue
+            if node.children or node.used_s > noted_s:
+                return
+            del self._nodes[block]
+            if node.parent is not None:
+                node.parent.children -= 1
+                self._queue_leaf(node.parent)
 
     def resize(self, capacity: int) -> None:
         """Hold at most `capacity` blocks from now on."""
@@ -204,8 +235,10 @@ class _Tree:
         leaves = self._leaves
         while leaves:
             used_s, depth, block = leaves[0]
-            node = self._nodes[block]
-            if node.children:
+            node = self._nodes.get(block)
+            if node is None:
+                heapq.heappop(leaves)
+            elif node.children:
                 heapq.heappop(leaves)
                 node.queued = False
             elif node.used_s > used_s:

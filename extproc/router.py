@@ -3,9 +3,8 @@
 `choose` is one synchronous step: candidates, chain, key, ring order, policy, lease, residency. So the next
 request of the same loop turn sees all of it (a burst never reads a stale zero).
 
-What keys a request: an explicit key (header, then `prompt_cache_key`), else the stored answer it continues,
-else its chain's anchor. An explicit key wins over the prompt: the `ring` policy decides then, so that equal
-keys stay together up to the bound.
+What keys a request says `keying`. An explicit key wins over the prompt: the `ring` policy decides then, so
+that equal keys stay together up to the bound.
 
 Never: I/O, clock, chance of its own. The pool is replaced, never edited, by `publish`; ledger, residency,
 anchors and answers outlive it.
@@ -15,18 +14,19 @@ Called by: exchange; the simulator; `kvring explain`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
 from extproc import chain as _chain
 from extproc import choice as _choice
-from extproc import homes, tuning
+from extproc import homes, keying, subset, tuning
 from extproc import ledger as _ledger
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
 from extproc import ramp as _ramp
+from extproc import request as _request
 from extproc import residency as _residency
 from extproc import ring as _ring
 from extproc import sent as _sent
@@ -40,41 +40,7 @@ _KEYLESS = {*_CHAINLESS, "least_load"}
 
 
 Settings = tuning.Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a choice needs to know; `Router.read` makes it of a prompt, the simulator of a trace.
-
-    `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
-    lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
-    request's own key, `explicit_by` where it stood. `previous`: the stored answer that it continues.
-    `model`: who may serve it; None if that is not known.
-    """
-
-    chain: _chain.Chain | None = None
-    tokens: float = 0.0
-    unread_tokens: float = 0.0
-    prefills: bool = True
-    unkeyed: _prompt.Unkeyed | None = None
-    explicit: str | None = None
-    explicit_by: _choice.KeyedBy = _choice.KeyedBy.HEADER
-    previous: str | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """Where a request belongs: ring key and where it came from.
-
-    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
-    """
-
-    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
-    value: int | None = None
-    anchor_block: int | None = None
-    first: _pool.EndpointId | None = None
-    hot: tuple[_anchor.Hot, ...] = ()
+Request = _request.Request
 
 
 class Router:
@@ -135,7 +101,7 @@ class Router:
         prompt: _prompt.Prompt | _prompt.Unkeyed,
         now: float,
         chance: float,
-        subset: Collection[str] | None = None,
+        allowed: Collection[str] | None = None,
         key: str | None = None,
         model: str | None = None,
     ) -> _choice.Decision | _choice.NoEndpoint:
@@ -145,63 +111,85 @@ class Router:
             prompt: what the engine will prefill, or why that is not known.
             now: monotonic time [s].
             chance: uniform in [0, 1).
-            subset: addresses the gateway allows; None allows all.
+            allowed: addresses the gateway allows; None allows all.
             key: the request's explicit key from a header; None if it has none.
             model: that must be served, where `prompt` does not tell it.
         """
-        return self.place(self.read(prompt, key, model), now, chance, subset)
+        return self.place(self.read(prompt, key, model), now, chance, allowed)
 
     def place(
-        self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
+        self, request: Request, now: float, chance: float, allowed: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
         endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
-        if subset is not None:
-            endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
-        if not endpoints:
-            return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
-        return self._decide(endpoints, request, self._key_of(request, now), now, chance)
+        if not endpoints and allowed is None:
+            return self._nobody(_choice.Why.NO_ENDPOINT, refuse=self.settings.refuses_empty)
+        if allowed is not None:  # by the protocol: nobody outside, not even by Envoy's own balancing
+            endpoints = subset.within(endpoints, allowed)
+            if not endpoints:
+                return self._nobody(_choice.Why.SUBSET, refuse=True)
+        if self.settings.inflight_max:
+            endpoints = tuple(e for e in endpoints if self._inflight(e.id, now) < self.settings.inflight_max)
+            if not endpoints:
+                return self._nobody(_choice.Why.SATURATED, refuse=True)
+        key = keying.key_of(request, self._anchors, self.answers, len(self.pool.endpoints), now)
+        return self._decide(endpoints, request, key, now, chance)
+
+    def is_anchored(self, prompt: _prompt.Prompt) -> bool:
+        """Whether more of a prompt that was cut off would not change its ring key; counts nothing."""
+        if prompt.cache_key is not None or prompt.previous_response is not None:
+            return True
+        chain = _request.chain_of(prompt, self.settings)
+        return self._anchors.locate(chain, len(self.pool.endpoints)).settled
+
+    def served(self, decision: _choice.Decision, address: str, now: float) -> _pool.EndpointId | None:
+        """Envoy sent the request to `address`: lease and residency are put right if that was not the choice.
+
+        Returns the endpoint there; None if it is none of the pool: the lease is released then.
+        """
+        chosen = decision.choice.endpoint
+        found = next((e for e in self.pool.endpoints if e.address == address), None)
+        if found is not None and found.id == chosen.id:
+            return found.id
+        noted = decision.noted
+        if noted is not None:
+            self.residency.retract(chosen.id, noted.chain, noted.held, noted.noted_s)
+        if found is None:
+            decision.lease.release()
+            return None
+        cached = 0.0
+        if noted is not None:
+            held = self.residency.match(found.id, noted.chain, now).gpu_blocks
+            cached = held * self.settings.block_bytes / self.settings.bytes_per_token
+            self.residency.add(found.id, noted.chain, now)
+        decision.lease.move(found.id, max(round(decision.choice.prompt_tokens - cached), 0), now)
+        return found.id
 
     def read(
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
     ) -> Request:
         """The request of `prompt`; `key` is its explicit key from a header; `model` as in `choose`."""
-        if isinstance(prompt, _prompt.Unkeyed):
-            return Request(unkeyed=prompt, explicit=key, model=model)
-        unread = prompt.unread_bytes / self.settings.bytes_per_token
-        return Request(
-            chain=self.chain_of(prompt) if prompt.unkeyed is None else None,
-            tokens=len(prompt.text) / self.settings.bytes_per_token + unread,
-            unread_tokens=unread,
-            prefills=prompt.prefills,
-            unkeyed=prompt.unkeyed,
-            explicit=key or prompt.cache_key,
-            explicit_by=_choice.KeyedBy.HEADER if key else _choice.KeyedBy.CACHE_KEY,
-            previous=prompt.previous_response,
-            model=prompt.model,
-        )
+        return _request.read(prompt, self.settings, key, model)
 
     def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
         """The chain of `prompt` under this pool's block size."""
-        seed = _chain.seed_of(prompt.seeds)
-        return _chain.build(seed, prompt.text, self.settings.block_bytes, self.settings.blocks_max)
+        return _request.chain_of(prompt, self.settings)
 
-    def _key_of(self, request: Request, now: float) -> _Key:
-        """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
-        keyed = _choice.KeyedBy
-        anchor = None
-        if request.chain is not None:  # counted whatever decides in the end
-            anchor = self._anchors.observe(request.chain, len(self.pool.endpoints), now)
-        if request.explicit is not None:
-            return _Key(request.explicit_by, _explicit(request.explicit))
-        if request.previous is not None:
-            first = self.answers.find(request.previous, now)
-            if first is not None:
-                return _Key(keyed.PREVIOUS, _explicit(request.previous), None, first)
-        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block, None, anchor.hot)
+    def _nobody(self, why: _choice.Why, *, refuse: bool) -> _choice.NoEndpoint:
+        pool = self.pool
+        return _choice.NoEndpoint(len(pool.endpoints), len(pool.ready), pool.name, why, refuse)
+
+    def _inflight(self, endpoint: _pool.EndpointId, now: float) -> float:
+        _, foreign = self.signals.load(endpoint, self.sent.to(endpoint).uncached_tokens, now)
+        return self.ledger.load(endpoint, now).inflight + foreign
 
     def _decide(
-        self, endpoints: Sequence[_pool.Endpoint], request: Request, key: _Key, now: float, chance: float
+        self,
+        endpoints: Sequence[_pool.Endpoint],
+        request: Request,
+        key: keying.Key,
+        now: float,
+        chance: float,
     ) -> _choice.Decision:
         footprint = self._footprint(request)
         candidates = [self._candidate(endpoint, request, footprint, now) for endpoint in endpoints]
@@ -240,8 +228,10 @@ class Router:
             pool=self.pool.name,
             signals=self.signals.age(chosen.endpoint.id, now),
         )
+        noted = None
         if request.chain is not None and request.prefills:
-            self.residency.add(chosen.endpoint.id, request.chain, now)
+            held = self.residency.add(chosen.endpoint.id, request.chain, now)
+            noted = _choice.Noted(request.chain, held, now)
         # The lease comes last: a fault before it leaves nothing to release.
         uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
         if request.prefills:
@@ -254,9 +244,10 @@ class Router:
                 chosen.cached_tokens,
                 read * self.settings.bytes_per_token,
             )
-        return _choice.Decision(made, self.ledger.take(chosen.endpoint.id, uncached, now, footprint))
+        lease = self.ledger.take(chosen.endpoint.id, uncached, now, footprint)
+        return _choice.Decision(made, lease, noted)
 
-    def _policy_for(self, key: _Key) -> str:
+    def _policy_for(self, key: keying.Key) -> str:
         name = self.settings.policy
         if name in _KEYLESS:
             return name
@@ -311,8 +302,3 @@ class Router:
             ranked = list(ring_order())
         others = [candidates[index].endpoint for index in ranked if index != pick.index]
         return tuple(others[:wanted])
-
-
-def _explicit(key: str) -> int:
-    """The ring key of an explicit key; its seed keeps it apart from every chain."""
-    return _chain.seed_of((b"explicit", key.encode("utf-8", "surrogatepass")))

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import choice, exchange, groups, metrics, protocol, router, wire
+from extproc import choice, exchange, groups, metrics, pool, protocol, router, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -44,7 +44,7 @@ class Settings:
     pick_header: bool
 
 
-def _ignore(_chosen: choice.Choice, _answered_well: bool) -> None:  # noqa: FBT001
+def _ignore(_pool: str, _endpoint: pool.EndpointId, _answered_well: bool) -> None:  # noqa: FBT001
     """Nobody wants to know."""
 
 
@@ -59,12 +59,12 @@ class Server:
         counted: metrics.Metrics,
         clock: Callable[[], float],
         chance: Callable[[], float],
-        answered: Callable[[choice.Choice, bool], None] = _ignore,
+        answered: Callable[[str, pool.EndpointId, bool], None] = _ignore,
     ) -> None:
         """Bind; the address in use is in `address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
-            answered: told of every choice whose answer was seen, and whether it was no fault of the engine.
+            answered: told of every answer seen: pool, endpoint, whether it was no fault of the engine.
         Raises: BindError.
         """
         self._settings = settings
@@ -136,6 +136,8 @@ class Server:
         finally:
             opened.close()
             stream.cancel_timer()
+            if opened.usage is not None:
+                self._metrics.used(opened.usage)
             del self._open[task]
             self._metrics.streams_open.dec()
             self._metrics.streams.inc()
@@ -153,10 +155,20 @@ class Server:
             return opened.give_up(event, now)
         if opened.result is not before:  # a deadline that comes too late chooses nothing
             self._record(opened, self._clock() - now)
-        well, chosen = opened.answered_well, opened.result
-        if well is not None and well is not answered and isinstance(chosen, choice.Choice):
-            self._answered(chosen, well)
+        self._note_answer(opened, event, answered=answered)
         return actions
+
+    def _note_answer(
+        self, opened: exchange.Exchange, event: protocol.Event | None, *, answered: bool | None
+    ) -> None:
+        chosen = opened.result
+        if not isinstance(chosen, choice.Choice):
+            return
+        if isinstance(event, protocol.ResponseHeaders) and event.served:
+            self._metrics.served(chosen, opened.endpoint)
+        well = opened.answered_well
+        if well is not None and well is not answered and opened.endpoint is not None:
+            self._answered(chosen.pool, opened.endpoint, well)
 
     def _record(self, opened: exchange.Exchange, spent_s: float) -> None:
         result = opened.result
@@ -187,6 +199,7 @@ class _Stream:
         self._context = context
         self._exchange = opened
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s: float | None = None
         self._expiring: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -219,16 +232,19 @@ class _Stream:
 
     async def _write(self, actions: list[protocol.Action]) -> None:
         for action in actions:
-            await self._context.write(wire.encode(action, header=self._server._settings.pick_header))  # noqa: SLF001
+            for message in wire.messages(action, header=self._server._settings.pick_header):  # noqa: SLF001
+                await self._context.write(message)
 
     def _set_timer(self) -> None:
         # A timer and not a timeout on read(): cancelling a read of grpc.aio would lose the stream.
         deadline_s = self._exchange.deadline_s
-        if deadline_s is None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None:
+        if deadline_s == self._timer_at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_s = deadline_s
+        if deadline_s is not None:
             wait_s = max(0.0, deadline_s - self._server._clock())  # noqa: SLF001
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 

@@ -78,7 +78,7 @@ def ext_proc(steering: Steering) -> dict[str, Any]:
         "forward_rules": {
             "disallowed_headers": {"patterns": [{"exact": header} for header in _SECRET_HEADERS]}
         },
-        "metadata_options": {"receiving_namespaces": {"untyped": ["envoy.lb"]}},
+        "metadata_options": _metadata(steering),
         "mutation_rules": {"disallow_all": True},
     }
     return {
@@ -160,6 +160,13 @@ def _processing_mode(steering: Steering) -> dict[str, str]:
     if request not in _BUFFERED or response is BodyMode.FULL_DUPLEX_STREAMED:
         mode["response_trailer_mode"] = "SEND"
     return mode
+
+
+def _metadata(steering: Steering) -> dict[str, Any]:
+    spaces: dict[str, Any] = {"receiving_namespaces": {"untyped": ["envoy.lb"]}}
+    if steering.response_body_mode is not BodyMode.NONE:
+        spaces["forwarding_namespaces"] = {"untyped": ["envoy.lb"]}
+    return spaces
 
 
 def _access_log(path: str) -> dict[str, Any]:

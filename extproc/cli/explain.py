@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from extproc import chain, choice, config, exchange, groups, prompt, router
+from extproc import chain, choice, config, groups, prompt, reading, router
 from extproc.config import values
 
 __all__ = ["add_arguments", "run"]
@@ -114,9 +114,9 @@ def _body(name: str) -> bytes:
 
 def _explain(settings: values.Config, asked: _Request, *, show_text: bool) -> dict[str, Any]:
     how = settings.exchange_settings()
-    read = exchange.read_prompt(asked.headers, asked.body, how.prompt, whole=asked.whole)
+    told = reading.read(asked.headers, asked.body, how.prompt, whole=asked.whole)
+    read, model = told.prompt, told.model
     found = read if isinstance(read, prompt.Prompt) else None
-    model = found.model if found else prompt.model_of(asked.body, how.prompt, whole=asked.whole)
     chooser = _pools(settings).find(model, asked.attributes)
     if chooser is None:
         raise ValueError("the request belongs to no pool: no model, cluster or route of a pool matches it")

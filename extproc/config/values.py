@@ -89,8 +89,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = 64 * 1024 * 1024
     decision_timeout_s: Annotated[
-        float, meta.number(0.01, 60, "In FULL_DUPLEX_STREAMED, how long a request is held for its body.")
-    ] = 0.2
+        float,
+        meta.number(
+            0.01,
+            60,
+            "In FULL_DUPLEX_STREAMED, how long a request is held for its body at most; less once its key is"
+            " known. An engine can't begin before the body has come anyway.",
+        ),
+    ] = 1.0
     streams_max: Annotated[
         int,
         meta.whole(1, 10_000_000, "Streams open at once; one more is refused, and Envoy balances it itself."),
@@ -98,6 +104,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pick_header: Annotated[
         bool, msgspec.Meta(description="Send the choice as a header too; metadata is always sent.")
     ] = True
+    conformance_hooks: Annotated[
+        bool,
+        msgspec.Meta(
+            description=(
+                "Obey `test-epp-endpoint-selection` and send `x-conformance-test-served-endpoint`, for the"
+                " conformance tests of gateways. Never in production: clients choose their endpoint."
+            )
+        ),
+    ] = False
     drain_notice_s: Annotated[
         float, meta.number(0, 300, "After SIGTERM, how long new streams are served with health NOT_SERVING.")
     ] = 3.0
@@ -121,4 +136,5 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             self.key_header,
             self.held_bytes_max,
             self.decision_timeout_s,
+            self.conformance_hooks,
         )
