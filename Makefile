@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+LOCK   := -q --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+
 .DEFAULT_GOAL := help
-.PHONY: help demo up test test-heavy test-engine check format bench docs proto clean
+.PHONY: help demo up test test-heavy test-engine check format bench benchmarks docs lock proto clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -16,8 +18,9 @@ demo: $(VENV)/.demo   ## round robin and kvring side by side through a real Envo
 up: $(VENV)/.demo     ## a gateway on this machine: Envoy + kvring + simulated replicas (ARGS="--upstream HOST:PORT")
 	$(BIN)/kvring up $(ARGS)
 
-test: $(VENV)/.dev    ## the test suite (ARGS="-k name")
-	$(BIN)/python -m pytest $(ARGS)
+# Files go to one process each, in the order collected: the long ones, with an Envoy, first.
+test: $(VENV)/.dev    ## the test suite, in as many processes as cores, at most 4 (ARGS="-k name")
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-heavy: $(VENV)/.dev   ## the long tests, minutes each
 	$(BIN)/python -m pytest -m heavy --timeout 900 $(ARGS)
@@ -27,6 +30,10 @@ test-engine: $(VENV)/.dev   ## two real vLLM processes on the CPU behind Envoy (
 
 bench: $(VENV)/.dev   ## measurements, as ratios within one run
 	$(BIN)/python -m pytest -m bench --timeout 900 -s tests/bench $(ARGS)
+
+benchmarks: $(VENV)/.dev   ## measure the tables of docs/benchmarks.md anew, hours
+	$(BIN)/python tests/bench/demo_seeds.py --write
+	$(BIN)/python tests/bench/simulated_tables.py --write
 
 check: $(VENV)/.dev   ## lint, types, import contracts
 	$(BIN)/ruff check .
@@ -40,6 +47,12 @@ format: $(VENV)/.dev  ## rewrite the code in the house layout
 
 docs: $(VENV)/.dev    ## rewrite the generated tables of docs/
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/dashboard.py
+
+lock: $(VENV)/.dev    ## resolve the container's dependencies anew, with hashes
+	$(BIN)/python -m pip install --quiet --group image
+	$(BIN)/uv pip compile $(LOCK) --extra br --extra zstd --extra valkey --extra otel pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile $(LOCK) --group image -o requirements-build.lock
 
 proto: $(VENV)/.dev   ## regenerate extproc/pb from proto/
 	$(BIN)/python proto/generate.py

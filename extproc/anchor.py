@@ -21,7 +21,8 @@ Called by: router. Source: our rule; measured against others in docs/decisions.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+
+import msgspec
 
 from extproc import chain
 
@@ -31,8 +32,7 @@ _DEPTH_BLOCKS = 1024
 _FORGET_BELOW = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Hot:
+class Hot(msgspec.Struct, frozen=True):
     """A shared prefix before the anchor: its key, its share of traffic (0..1], blocks up to its end."""
 
     key: int
@@ -40,17 +40,15 @@ class Hot:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(msgspec.Struct, frozen=True):
     """Where the key was taken: block index (`len(chain)` stands for the tail), and the key itself.
 
-    `hot`: the shared prefixes before it, the widest first. `settled`: more of the prompt would not move it.
+    `hot`: the shared prefixes before it, the widest first.
     """
 
     block: int
     key: int
     hot: tuple[Hot, ...] = ()
-    settled: bool = field(default=True, compare=False)
 
 
 class Anchors:
@@ -80,8 +78,20 @@ class Anchors:
         self._count(blocks.hashes[:_DEPTH_BLOCKS])
         return self.locate(blocks, endpoints)
 
+    def count(self, blocks: chain.Chain, now: float) -> None:
+        """Count one request that another replica placed."""
+        self._forget(now)
+        self._count(blocks.hashes[:_DEPTH_BLOCKS])
+
     def locate(self, blocks: chain.Chain, endpoints: int) -> Anchor:
         """The anchor by what was counted so far; counts nothing."""
+        return self._locate(blocks, endpoints)[0]
+
+    def is_settled(self, blocks: chain.Chain, endpoints: int) -> bool:
+        """Whether more of the prompt would not move its anchor; counts nothing."""
+        return self._locate(blocks, endpoints)[1]
+
+    def _locate(self, blocks: chain.Chain, endpoints: int) -> tuple[Anchor, bool]:
         hashes = blocks.hashes[:_DEPTH_BLOCKS]
         least = self._root.count / max(endpoints, 1)
         edge, start, position = self._root, 0, 0
@@ -89,17 +99,48 @@ class Anchors:
         while position < len(hashes):
             child = edge.children.get(hashes[position])
             if child is None:
-                return Anchor(position, hashes[position], tuple(hot))
+                return Anchor(position, hashes[position], tuple(hot)), True
             edge, start = child, position
             if edge.count < least:
-                return Anchor(start, hashes[start], tuple(hot))
+                return Anchor(start, hashes[start], tuple(hot)), True
             position += _common(edge.hashes, hashes, position)
             hot.append(Hot(hashes[start], edge.count / self._root.count, position))
             if position < start + len(edge.hashes):
                 break
         if not hashes or edge.ended >= least:
-            return Anchor(len(blocks), blocks.tail, tuple(hot), settled=False)
-        return Anchor(start, hashes[start], tuple(hot[:-1]), settled=False)
+            return Anchor(len(blocks), blocks.tail, tuple(hot)), False
+        return Anchor(start, hashes[start], tuple(hot[:-1])), False
+
+    def foresee(self, blocks: chain.Chain, endpoints: int) -> Anchor:
+        """The anchor that `observe` would return, without counting: as `locate` on counts one higher."""
+        hashes = blocks.hashes[:_DEPTH_BLOCKS]
+        total = self._root.count + 1
+        least = total / max(endpoints, 1)
+        edge, start, position = self._root, 0, 0
+        ended = 0.0
+        hot: list[Hot] = []
+        while position < len(hashes):
+            child = edge.children.get(hashes[position])
+            if child is None:
+                if edge.grows:  # the chain's rest would become the edge's
+                    ended = edge.ended
+                    hot[-1] = Hot(hot[-1].key, hot[-1].share, len(hashes))
+                    break
+                return Anchor(position, hashes[position], tuple(hot))
+            edge, start = child, position
+            if edge.count + 1 < least:
+                return Anchor(start, hashes[start], tuple(hot))
+            common = _common(edge.hashes, hashes, position)
+            position += common
+            hot.append(Hot(hashes[start], (edge.count + 1) / total, position))
+            ended = edge.ended + 1
+            if common < len(edge.hashes):  # a split: its upper part has ended nobody, and one new child
+                if position < len(hashes):
+                    return Anchor(position, hashes[position], tuple(hot))
+                ended = 1.0
+        if not hashes or ended >= least:
+            return Anchor(len(blocks), blocks.tail, tuple(hot))
+        return Anchor(start, hashes[start], tuple(hot[:-1]))
 
     def _count(self, hashes: tuple[chain.BlockHash, ...]) -> None:
         edge, position = self._root, 0

@@ -18,57 +18,88 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from extproc import (
     __version__,
     admin,
     config,
     groups,
+    journal,
     log,
     metrics,
+    outbox,
     pool,
     router,
     server,
+    telling,
     views,
 )
+from extproc.config import values
 from extproc.endpoints import fleet, making
+from extproc.news import view
+from extproc.share import sharing as share
+from extproc.share import siblings as siblings_
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from extproc import tracing
+
+__all__ = ["Siblings", "run"]
 
 _log = logging.getLogger("kvring")
 
 
-async def run(settings: config.Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain.
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Worker `index` of `count` on this machine, whose sockets are in `directory`."""
+
+    directory: Path
+    index: int
+    count: int
+
+
+async def run(  # noqa: PLR0915  (what is built, started and drained, in order, in one place)
+    settings: config.Config, siblings: Siblings | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; `siblings`: the other workers of this machine.
 
     Prints one line to stdout when ready: `ready {"grpc": ..., "health": ..., "admin": ...}`.
     Raises: server.BindError, OSError if an address can't be listened on; config.ConfigError if a source
-    can't be asked from here.
+    can't be asked from here; admin.AccessError if its token can't be used.
     """
     log.setup(settings.log_level)
     clock, chance = time.monotonic, random.SystemRandom().random
     fleets: dict[str, fleet.Fleet] = {}
+    entries = None if settings.store is None and siblings is None else outbox.Outbox()
+    sharing: share.Sharing | None = None
 
     def look(now: float) -> list[views.PoolView]:
         return [one.view(now) for one in fleets.values()]
 
-    counted = metrics.Metrics(look, clock, time.time())
-    for group in settings.pools:
-        counted.add_pool(group.name)
-        chooser = router.Router(config.static_pool(group), config.router_settings(group))
-        members = making.make(group, settings.kubernetes_api, clock, chance)
-        fleets[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
+    def look_at_sharing() -> views.SharingView | None:
+        return None if sharing is None else sharing.look()
+
+    counted = metrics.Metrics(look, clock, time.time(), look_at_sharing)
+    fleets.update(_fleets(settings, entries, counted, clock, chance))
     pools = groups.Groups(
         [groups.Group(one.router, config.match_of(one.settings)) for one in fleets.values()]
     )
 
-    def answered(name: str, endpoint: pool.EndpointId, well: bool) -> None:  # noqa: FBT001
+    if entries is not None:
+        sharing = _sharing(settings, siblings, fleets, entries, clock, chance)
+
+    def answered(name: str, endpoint: pool.Endpoint, well: bool) -> None:  # noqa: FBT001
         fleets[name].answered(endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
-    admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)
+    latest = journal.Journal()
+    tracer = _tracer(settings.traces)
+    admin_server = admin.Admin(
+        look, counted, clock, lambda: health_server.ready, _desk(settings, pools, latest), look_at_sharing
+    )
     ext_proc = server.Server(
         server.Settings(
             settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
@@ -79,10 +110,14 @@ async def run(settings: config.Config) -> None:
         clock,
         chance,
         answered,
+        telling.Teller(counted, latest, log_share=settings.log_choices, chance=chance, tracer=tracer),
+        *([] if sharing is None else [sharing.poke]),
     )
     signals = _signals()
 
     async with contextlib.AsyncExitStack() as stack:
+        if tracer is not None:
+            stack.push_async_callback(asyncio.to_thread, tracer.stop)
         await admin_server.start(settings.admin_listen)
         stack.push_async_callback(admin_server.stop)
         await health_server.start()
@@ -93,6 +128,8 @@ async def run(settings: config.Config) -> None:
         stack.callback(settled.cancel)
         if await _signalled(signals, watching, settled):
             return
+        if sharing is not None:
+            await _begin(sharing, stack)
         await ext_proc.start()
         stack.push_async_callback(ext_proc.stop, 0)
         gc.collect()
@@ -103,10 +140,7 @@ async def run(settings: config.Config) -> None:
             "health": health_server.address,
             "admin": admin_server.address,
         }
-        members_known = {name: len(one.router.pool.endpoints) for name, one in fleets.items()}
-        _log.info("ready", extra={"version": __version__, "endpoints": members_known, **addresses})
-        sys.stdout.write(f"ready {json.dumps(addresses)}\n")
-        sys.stdout.flush()
+        _tell_ready(addresses, fleets)
         await _signalled(signals, watching)
         _log.info("draining", extra={"streams_open": ext_proc.streams_open})
         await health_server.set_ready(ready=False)
@@ -116,6 +150,86 @@ async def run(settings: config.Config) -> None:
             await ext_proc.stop(0)
         await stopping
         _log.info("stopped")
+
+
+def _tell_ready(addresses: Mapping[str, str], fleets: Mapping[str, fleet.Fleet]) -> None:
+    members_known = {name: len(one.router.pool.endpoints) for name, one in fleets.items()}
+    _log.info("ready", extra={"version": __version__, "endpoints": members_known, **addresses})
+    sys.stdout.write(f"ready {json.dumps(addresses)}\n")
+    sys.stdout.flush()
+
+
+def _fleets(
+    settings: config.Config,
+    entries: outbox.Outbox | None,
+    counted: metrics.Metrics,
+    clock: Callable[[], float],
+    chance: Callable[[], float],
+) -> dict[str, fleet.Fleet]:
+    """A fleet for each pool, by name."""
+    found = {}
+    for group in settings.pools:
+        counted.add_pool(group.name, group.gpus)
+        tuned = config.router_settings(group, settings.replicas)
+        chooser = router.Router(config.static_pool(group), tuned, entries)
+        members = making.make(group, settings.kubernetes_api, clock, chance)
+        found[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
+    return found
+
+
+def _sharing(
+    settings: config.Config,
+    siblings: Siblings | None,
+    fleets: Mapping[str, fleet.Fleet],
+    entries: outbox.Outbox,
+    clock: Callable[[], float],
+    chance: Callable[[], float],
+) -> share.Sharing:
+    """How this process shares: through the store where there is one, which workers then use too.
+
+    Raises: config.ConfigError without the client library.
+    """
+    routers = {name: one.router for name, one in fleets.items()}
+    shared = view.View(random.SystemRandom().randrange(1, 1 << 63), routers, entries)
+    if settings.store is None:
+        if siblings is None:
+            raise RuntimeError("nobody to share with")
+        among = siblings_.Siblings(siblings.directory, siblings.index, siblings.count)
+        return share.Sharing(shared, among, clock)
+    try:
+        from extproc.share import store  # noqa: PLC0415  (an extra: not there unless asked for)
+    except ImportError as error:
+        raise config.ConfigError(
+            "store: needs the extra valkey (pip install '.[valkey]' in the checkout)"
+        ) from error
+    return share.Sharing(shared, store.StoreLink(settings.store, chance), clock)
+
+
+async def _begin(sharing: share.Sharing, stack: contextlib.AsyncExitStack) -> None:
+    """Share from now on until `stack` ends, and hear first what the others know."""
+    carrying = asyncio.create_task(sharing.run())
+    stack.push_async_callback(_end, carrying)
+    stack.push_async_callback(sharing.stop)
+    await sharing.settle()
+
+
+def _desk(settings: config.Config, pools: groups.Groups, latest: journal.Journal) -> admin.Desk:
+    """What the page shows beside the state. Raises: admin.AccessError."""
+    access = admin.Access(settings.admin_token_file)
+    return admin.Desk(pools, settings.exchange_settings(), latest, config.plain(settings), access)
+
+
+def _tracer(wanted: values.Traces | None) -> tracing.Tracer | None:
+    """Who makes spans; loaded only where it is wanted. Raises: config.ConfigError without its library."""
+    if wanted is None:
+        return None
+    try:
+        from extproc import tracing  # noqa: PLC0415
+    except ImportError as error:
+        raise config.ConfigError(
+            "traces: needs the extra otel (pip install '.[otel]' in the checkout)"
+        ) from error
+    return tracing.Tracer(wanted.endpoint, wanted.share, wanted.service, time.time_ns)
 
 
 async def _watch(fleets: Iterable[fleet.Fleet]) -> None:
@@ -161,5 +275,7 @@ async def _signalled(signals: asyncio.Queue[signal.Signals], *tasks: asyncio.Tas
 
 
 async def _wait(signals: asyncio.Queue[signal.Signals], seconds: float) -> None:
+    # Not asyncio.wait_for, which before Python 3.12 loses a cancellation that comes with the result.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(signals.get(), seconds)
+        async with asyncio.timeout(seconds):
+            await signals.get()

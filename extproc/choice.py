@@ -10,13 +10,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from extproc import chain as _chain
 from extproc import ledger, prompt
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import signals as _signals
 
-__all__ = ["Choice", "Decision", "KeyedBy", "NoEndpoint", "Noted", "Why"]
+__all__ = ["Choice", "Decision", "KeyedBy", "Limit", "NoEndpoint", "Noted", "Why"]
 
 
 class KeyedBy(enum.StrEnum):
@@ -29,8 +31,18 @@ class KeyedBy(enum.StrEnum):
     NOTHING = "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Limit(enum.StrEnum):
+    """What bounded the reading of a request. A closed set: it labels metrics."""
+
+    PROMPT_BYTES = "prompt_bytes"  # the body is longer than is read
+    BLOCKS = "blocks"  # the prompt is longer than is hashed
+    HELD_BYTES = "held_bytes"  # in duplex, more body than is held back
+    DECISION_TIMEOUT = "decision_timeout"  # in duplex, the body took longer than is waited
+    STREAMS = "streams"  # more streams than are served: no opinion
+
+
+# msgspec structs: one each a request, four times quicker to make than dataclasses.
+class Choice(msgspec.Struct, frozen=True):
     """Which endpoint, and why.
 
     `alternates`: where to retry, in order. `unkeyed`: why there was no chain, None if there was one.
@@ -38,7 +50,8 @@ class Choice:
     the tail. `ring_steps`: endpoints passed over in ring order. `work_seen`: at the chosen one before this
     request [tokens]. `cached_tokens`: of `prompt_tokens`, what the chosen one is thought to hold. `costs`:
     by candidate, () if the policy computes none. `pool`: its name. `signals`: whether what the chosen one's
-    engine says of itself was known.
+    engine says of itself was known. `mean_cached_tokens`: as `cached_tokens`, of the mean candidate;
+    `prefill_tokens_per_s`: reckoned with then. `limits`: reached while the request was read.
     """
 
     endpoint: _pool.Endpoint
@@ -58,6 +71,31 @@ class Choice:
     costs: tuple[float, ...]
     pool: str = ""
     signals: _signals.SignalAge = _signals.SignalAge.ABSENT
+    mean_cached_tokens: float = 0.0
+    prefill_tokens_per_s: float = 1.0
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def saved_tokens(self) -> float:
+        """Prefill saved over a blind choice [tokens]; below 0: cache was given up for less load."""
+        return self.cached_tokens - self.mean_cached_tokens
+
+    @property
+    def in_short(self) -> str:
+        """The decision in one line, for a header; no key, no name of a client's."""
+        cached = f"{self.cached_tokens:.0f}/{self.prompt_tokens:.0f}"
+        told = {
+            "pool": self.pool,
+            "endpoint": self.endpoint.id,
+            "reason": self.reason.value,
+            "policy": self.policy,
+            "cached": cached,
+            "work": self.work_seen,
+            "passed": self.ring_steps,
+        }
+        if self.unkeyed is not None:
+            told["unkeyed"] = self.unkeyed.value
+        return "; ".join(f"{name}={value}" for name, value in told.items())
 
     @property
     def addresses(self) -> str:
@@ -65,8 +103,7 @@ class Choice:
         return ",".join(endpoint.address for endpoint in (self.endpoint, *self.alternates))
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(msgspec.Struct, frozen=True):
     """What residency was told of a request at `noted_s`, to be taken back: it held `held` blocks before."""
 
     chain: _chain.Chain
@@ -74,8 +111,7 @@ class Noted:
     noted_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """A choice, and the lease that must be released when the request is over."""
 
     choice: Choice

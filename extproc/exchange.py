@@ -24,26 +24,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from extproc import choice, groups, passing, pool, prompt, reading, router, usage
+from extproc import choice, groups, hooks, passing, pool, prompt, protocol, reading, router, served, usage
 from extproc.held import Held
 from extproc.protocol import (
     Action,
     BodyMode,
     Echo,
-    Event,
     Phase,
-    Refuse,
     Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
     Steer,
 )
 
-__all__ = ["HOOK_CHOICE", "HOOK_SERVED", "Exchange", "Settings"]
+__all__ = ["Exchange", "Settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ class Settings:
     `key_header`: request header whose value is an explicit key; None for none. In duplex, headers are held
     back for at most `held_bytes_max` of the body [bytes] and `decision_timeout_s` [s]; Envoy has no timeout
     there. `hooks`: whether the request headers of the gateways' conformance tests are obeyed, which name an
-    endpoint.
+    endpoint. `explains`: every steer says why, for an answer's header.
     """
 
     prompt: prompt.Settings = field(default_factory=prompt.Settings)
@@ -61,11 +53,8 @@ class Settings:
     held_bytes_max: int = 4 * 1024 * 1024
     decision_timeout_s: float = 1.0
     hooks: bool = False
+    explains: bool = False
 
-
-HOOK_CHOICE = "test-epp-endpoint-selection"
-HOOK_SERVED = "x-conformance-test-served-endpoint"
-"""Headers of the Gateway API Inference Extension's conformance tests."""
 
 _AT_HEADERS = {BodyMode.NONE, BodyMode.STREAMED, BodyMode.GRPC}
 _NO_STEER = Steer("")
@@ -79,13 +68,14 @@ class Exchange:
     `result`: the choice, or why nobody was chosen; None while neither. `endpoint`: who has the request: the
     chosen one, or who Envoy says serves it; None if none of the pool. `deadline_s`: when `expire` must be
     called [s, monotonic]; None while nothing is held. `answered_well`: whether the engine's answer was no
-    fault of its own; None while that was not seen.
+    fault of its own; None while that was not seen. `limit`: what ended the wait for the body early.
+    `began_s`, `parents`: when it began, and contexts of its trace, as the server knows them.
     """
 
     __slots__ = (
         "_decision", "_groups", "_headers", "_held", "_looked", "_model", "_passing", "_passive",
-        "_request_ended", "_response_ended", "_router", "_settings", "_silent", "answered_well", "deadline_s",
-        "endpoint", "result",
+        "_request_ended", "_response_ended", "_router", "_settings", "_silent", "answered_well", "began_s",
+        "deadline_s", "endpoint", "limit", "parents", "result",
     )  # fmt: skip
 
     def __init__(self, pools: groups.Groups | router.Router, settings: Settings) -> None:
@@ -94,7 +84,7 @@ class Exchange:
         self._router: router.Router | None = None  # of the pool that the request belongs to, once known
         self._model: str | None = None
         self._settings = settings
-        self._headers = RequestHeaders({}, end_of_stream=False)
+        self._headers = protocol.RequestHeaders({}, end_of_stream=False)
         self._held = Held()
         self._looked = False
         self._passing: passing.Passing | None = None  # what is read of the answer, once it comes
@@ -104,8 +94,11 @@ class Exchange:
         self._request_ended = False
         self._response_ended = False
         self.answered_well: bool | None = None
+        self.limit: choice.Limit | None = None
+        self.began_s = 0.0
+        self.parents: tuple[str, ...] = ()
         self.deadline_s: float | None = None
-        self.endpoint: pool.EndpointId | None = None
+        self.endpoint: pool.Endpoint | None = None
         self.result: choice.Choice | choice.NoEndpoint | None = None
 
     @property
@@ -123,7 +116,12 @@ class Exchange:
         """Tokens as the engine counted them; None if it was not seen to tell."""
         return None if self._passing is None else self._passing.usage
 
-    def receive(self, event: Event, now: float, chance: float) -> list[Action]:
+    @property
+    def traceparent(self) -> str:
+        """The request's own trace context, "" without."""
+        return self._headers.headers.get("traceparent", "")
+
+    def receive(self, event: protocol.Event, now: float, chance: float) -> list[Action]:
         """What to answer to `event`, in order.
 
         Args: now: monotonic time [s]; chance: uniform in [0, 1).
@@ -131,26 +129,28 @@ class Exchange:
         if self._silent:
             return []
         match event:
-            case RequestHeaders():
+            case protocol.RequestHeaders():
                 return self._request_headers(event, now, chance)
-            case RequestBody():
+            case protocol.RequestBody():
                 return self._request_body(event, now, chance)
-            case RequestTrailers():
+            case protocol.RequestTrailers():
                 return self._request_trailers(now, chance)
-            case ResponseHeaders():
+            case protocol.ResponseHeaders():
                 return self._response_headers(event, now)
-            case ResponseBody():
+            case protocol.ResponseBody():
                 return self._response_body(event, now)
-            case ResponseTrailers():
+            case protocol.ResponseTrailers():
                 return [Reply(Phase.RESPONSE_TRAILERS)]
             case _:
                 assert_never(event)
 
     def expire(self, now: float, chance: float) -> list[Action]:
         """What to answer at `deadline_s`: choose by what came of the body, and let it pass."""
+        if self.deadline_s is not None:
+            self.limit = choice.Limit.DECISION_TIMEOUT
         return self._flush(now, chance)
 
-    def give_up(self, event: Event | None, now: float) -> list[Action]:
+    def give_up(self, event: protocol.Event | None, now: float) -> list[Action]:
         """What to answer to `event` after a fault in `receive`: no opinion, and everything passes.
 
         `event`: None after a fault in `expire`.
@@ -158,7 +158,7 @@ class Exchange:
         self._passive = True
         if event is None:
             return self._flush(now, 0.0)
-        if isinstance(event, RequestBody) and self._held.drop_last(event):
+        if isinstance(event, protocol.RequestBody) and self._held.drop_last(event):
             self._request_ended = False  # the event comes again, and may be the last one
         return self.receive(event, now, 0.0)
 
@@ -170,7 +170,7 @@ class Exchange:
 
     # ---- the request ----
 
-    def _request_headers(self, event: RequestHeaders, now: float, chance: float) -> list[Action]:
+    def _request_headers(self, event: protocol.RequestHeaders, now: float, chance: float) -> list[Action]:
         self._headers = event
         if event.observed:
             self._silent = True
@@ -185,7 +185,7 @@ class Exchange:
             return []
         return [Reply(Phase.REQUEST_HEADERS, _NO_STEER)]
 
-    def _request_body(self, event: RequestBody, now: float, chance: float) -> list[Action]:
+    def _request_body(self, event: protocol.RequestBody, now: float, chance: float) -> list[Action]:
         mode = self._headers.body_mode
         if mode is not BodyMode.FULL_DUPLEX_STREAMED:
             if mode in _AT_HEADERS or self.result is not None:
@@ -210,13 +210,16 @@ class Exchange:
             return self._steered(Phase.REQUEST_TRAILERS, prompt.Unkeyed.BODY, now, chance)
         return [Reply(Phase.REQUEST_TRAILERS)]
 
-    def _seen_enough(self, event: RequestBody, now: float) -> bool:
+    def _seen_enough(self, event: protocol.RequestBody, now: float) -> bool:
         """Whether to wait for no more of the body. Past the reading budget one look tells if a key is there;
         if not (the model comes behind the messages), the body's end may have it. Before, once the key is
         known for good, the rest has `_ANCHORED_WAIT_S` to come.
         """
         settings = self._settings
-        if event.end_of_stream or self._passive or self._held.size >= settings.held_bytes_max:
+        if event.end_of_stream or self._passive:
+            return True
+        if self._held.size >= settings.held_bytes_max:
+            self.limit = choice.Limit.HELD_BYTES
             return True
         if self._held.size < settings.prompt.bytes_max:
             if self._held.is_worth_a_look() and self._is_anchored():
@@ -249,17 +252,17 @@ class Exchange:
 
     # ---- the answer ----
 
-    def _response_headers(self, event: ResponseHeaders, now: float) -> list[Action]:
+    def _response_headers(self, event: protocol.ResponseHeaders, now: float) -> list[Action]:
         if event.status:
             self.answered_well = event.status < _FAULT_STATUS
         if event.served and self._decision is not None and self._router is not None and not self._passive:
-            self.endpoint = self._router.served(self._decision, event.served, now)
+            self.endpoint = served.correct(self._router, self._decision, event.served, now)
         if self._settings.hooks and isinstance(self.result, choice.Choice):
-            served = event.served or self.result.endpoint.address
-            return [Reply(Phase.RESPONSE_HEADERS, headers=((HOOK_SERVED, served),))]
+            by = event.served or self.result.endpoint.address
+            return [Reply(Phase.RESPONSE_HEADERS, headers=((hooks.SERVED, by),))]
         return [Reply(Phase.RESPONSE_HEADERS)]
 
-    def _response_body(self, event: ResponseBody, now: float) -> list[Action]:
+    def _response_body(self, event: protocol.ResponseBody, now: float) -> list[Action]:
         if not self._passive:
             self._look_at_answer(event.data, now)
         if self._headers.response_body_mode is not BodyMode.FULL_DUPLEX_STREAMED:
@@ -281,7 +284,7 @@ class Exchange:
             if self._decision is not None:
                 self._decision.lease.prefilled()
         if seen.answer and not knew and self._router is not None and self.endpoint is not None:
-            self._router.answers.remember(seen.answer, self.endpoint, now)
+            self._router.answers.remember(seen.answer, self.endpoint.id, now)
 
     # ---- the choice ----
 
@@ -308,14 +311,14 @@ class Exchange:
         nobody = self.result
         if not isinstance(nobody, choice.NoEndpoint):
             raise TypeError("refused without a reason")
-        return [Refuse(nobody.status, nobody.why.value)]
+        return [protocol.Refuse(nobody.status, nobody.why.value)]
 
     def _choose(self, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float) -> Steer | None:
         """Where to; nowhere in particular; or None: not on at all."""
         if self._passive:
             return _NO_STEER
         if isinstance(self.result, choice.Choice):  # headers twice, against the protocol
-            return Steer(self.result.addresses)
+            return self._steer(self.result)
         self._router = self._groups.find(self._model, self._headers.attributes)
         if self._router is None:
             self.result = choice.NoEndpoint(0, 0, why=choice.Why.NO_POOL)
@@ -326,21 +329,21 @@ class Exchange:
             return None if answer.refuse else _NO_STEER
         self._decision = answer
         self.result = answer.choice
-        self.endpoint = answer.choice.endpoint.id
+        self.endpoint = answer.choice.endpoint
         if isinstance(read, prompt.Prompt) and read.api == prompt.STORED_ANSWERS:
             self._passing = passing.Passing(stored=True)
-        return Steer(answer.choice.addresses)
+        return self._steer(answer.choice)
+
+    def _steer(self, made: choice.Choice) -> Steer:
+        return Steer(made.addresses, made.in_short if self._settings.explains else "")
 
     def _ask(
         self, chooser: router.Router, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float
     ) -> choice.Decision | choice.NoEndpoint:
-        subset, key = self._headers.subset, self._key()
-        wanted = self._headers.headers.get(HOOK_CHOICE) if self._settings.hooks else None
-        if not wanted:
-            return chooser.choose(read, now, chance, subset, key, self._model)
-        answer: choice.Decision | choice.NoEndpoint | None = None
-        for entry in wanted.split(","):
-            answer = chooser.choose(read, now, chance, (entry.strip(),), key, self._model)
-            if isinstance(answer, choice.Decision):
-                break
-        return answer or choice.NoEndpoint(0, 0, why=choice.Why.SUBSET, refuse=True)
+        key, answer = self._key(), None
+        if self._settings.hooks:
+            answer = hooks.choose(
+                self._headers.headers,
+                lambda allowed: chooser.choose(read, now, chance, allowed, key, self._model),
+            )
+        return answer or chooser.choose(read, now, chance, self._headers.subset, key, self._model)

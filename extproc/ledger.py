@@ -22,10 +22,10 @@ Called by: router (take, load), exchange (release).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from extproc import chain, pool
+from extproc import chain, outbox, pool
 
 __all__ = [
     "MARK_TOKENS",
@@ -58,21 +58,21 @@ class Load:
         return self.pending + REQUEST_TOKENS * self.inflight
 
 
-def bound(total_work: float, endpoints: int, factor: float, floor: float) -> float:
-    """The work up to which an endpoint may take more [tokens].
+def bound(total: float, endpoints: int, factor: float, floor: float) -> float:
+    """The load up to which an endpoint may take more, in work [tokens] or in open requests.
 
-    max(floor, factor * total_work / endpoints)
+    max(floor, factor * total / endpoints)
 
-    Args: total_work [tokens, the request to place included], endpoints [>= 1], factor [ratio, > 1],
-        floor [tokens]: below it nothing is worth moving a prompt for.
+    Args: total [of all endpoints, the request to place included], endpoints [>= 1], factor [ratio, > 1],
+        floor: below it nothing is worth moving a prompt for.
     Source: consistent hashing with bounded loads, arXiv:1608.01350; the floor is ours (docs/decisions).
     """
-    return max(floor, factor * total_work / endpoints)
+    return max(floor, factor * total / endpoints)
 
 
-def has_room(work: float, limit: float) -> bool:
-    """Whether an endpoint holding `work` may take more under `limit` (from `bound`)."""
-    return work < limit
+def has_room(load: float, limit: float) -> bool:
+    """Whether an endpoint with this load may take more under `limit` (from `bound`)."""
+    return load < limit
 
 
 MARK_TOKENS = 1024
@@ -93,6 +93,11 @@ class Footprint:
     marks: tuple[chain.BlockHash, ...] = ()
     rest_tokens: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """All of it, where nothing is shared."""
+        return len(self.marks) * MARK_TOKENS + self.rest_tokens
+
 
 def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_tokens: float) -> Footprint:
     """The footprint of a prompt of `prompt_tokens` [>= 0] with these block hashes, `block_tokens` apart."""
@@ -108,9 +113,10 @@ _NOTHING = Footprint()
 class _Account:
     """One endpoint's entry."""
 
-    __slots__ = ("busy_until_s", "inflight", "marks", "pending", "prefilling", "rest_tokens")
+    __slots__ = ("busy_until_s", "inflight", "leases", "marks", "pending", "prefilling", "rest_tokens")
 
     def __init__(self) -> None:
+        self.leases: dict[Lease, None] = {}  # those open, in the order they were taken
         self.marks: dict[chain.BlockHash, int] = {}
         self.rest_tokens = 0
         self.inflight = 0
@@ -122,12 +128,14 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "tokens")
+    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "number", "taken_s", "tokens")
 
     def __init__(
         self, ledger: Ledger, account: _Account, uncached_tokens: int, now: float, holds: Footprint
     ) -> None:
-        """Only `Ledger.take` makes leases."""
+        """Only `Ledger.take` makes leases. `number`: in the outbox, 0 where nobody is told of it."""
+        self.number = 0
+        self.taken_s = now
         self._holds = holds
         self._ledger = ledger
         self._account = account
@@ -137,7 +145,13 @@ class Lease:
         self._enter(uncached_tokens, now)
 
     def prefilled(self) -> None:
-        """The prompt is prefilled: its tokens wait no more."""
+        """The prompt is seen to be prefilled: its tokens wait no more."""
+        if self.number and self._ledger.outbox is not None and self._open:
+            self._ledger.outbox.prefilled(self.number)
+        self.settle()
+
+    def settle(self) -> None:
+        """Its tokens wait no more, as far as is expected."""
         self._account.pending -= self.tokens
         self.tokens = 0
 
@@ -152,6 +166,9 @@ class Lease:
             self._account.prefilling.remove(self)
         waits = uncached_tokens if self.tokens else 0
         self._leave()
+        if self.number and self._ledger.outbox is not None:
+            self._ledger.outbox.ended(self.number)
+            self.number = 0
         self._account = self._ledger.account_of(endpoint)
         self._enter(waits, now)
 
@@ -162,6 +179,8 @@ class Lease:
         self._open = False
         self._leave()
         self._ledger.open_leases -= 1
+        if self.number and self._ledger.outbox is not None:
+            self._ledger.outbox.ended(self.number)
 
     def _enter(self, uncached_tokens: int, now: float) -> None:
         account, holds = self._account, self._holds
@@ -170,6 +189,7 @@ class Lease:
         self.tokens = uncached_tokens
         self.expected_s = start_s + uncached_tokens / self._ledger.prefill_tokens_per_s
         account.busy_until_s = self.expected_s
+        account.leases[self] = None
         for mark in holds.marks:
             account.marks[mark] = account.marks.get(mark, 0) + 1
         account.rest_tokens += holds.rest_tokens
@@ -179,18 +199,22 @@ class Lease:
             account.prefilling.append(self)
 
     def _leave(self) -> None:
-        self.prefilled()
+        self.settle()
         self._account.inflight -= 1
+        del self._account.leases[self]
         _lift(self._account, self._holds)
 
 
 class Ledger:
     """All endpoints' entries. Bounded by the open requests and by the members of the pool."""
 
-    __slots__ = ("_accounts", "open_leases", "prefill_tokens_per_s")
+    __slots__ = ("_accounts", "open_leases", "outbox", "prefill_tokens_per_s")
 
-    def __init__(self, prefill_tokens_per_s: float) -> None:
-        """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]."""
+    def __init__(self, prefill_tokens_per_s: float, entries: outbox.Outbox | None = None) -> None:
+        """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]; `entries`: what happens to
+        leases that have a number is noted there.
+        """
+        self.outbox = entries
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.open_leases = 0
         self._accounts: dict[pool.EndpointId, _Account] = {}
@@ -203,14 +227,37 @@ class Ledger:
         _expire(account, now)
         return Load(account.inflight, account.pending, _kv_tokens(account))
 
+    def loads(
+        self, endpoints: Sequence[pool.EndpointId], now: float
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Requests in flight, pending tokens and KV tokens held, each by endpoint; see `load`."""
+        inflight, pending, kv = [0] * len(endpoints), [0] * len(endpoints), [0] * len(endpoints)
+        accounts = self._accounts
+        for index, endpoint in enumerate(endpoints):
+            account = accounts.get(endpoint)
+            if account is None:
+                continue
+            if account.prefilling:
+                _expire(account, now)
+            if account.inflight:
+                inflight[index] = account.inflight
+                pending[index] = account.pending
+                kv[index] = len(account.marks) * MARK_TOKENS + account.rest_tokens
+        return inflight, pending, kv
+
+    def oldest_s(self, endpoint: pool.EndpointId, now: float) -> float | None:
+        """Age of the oldest open lease of `endpoint` at `now` [s, monotonic]; None if none is open."""
+        account = self._accounts.get(endpoint)
+        oldest = None if account is None else next(iter(account.leases), None)
+        return None if oldest is None else max(0.0, now - oldest.taken_s)
+
     def kv_after(self, endpoint: pool.EndpointId, more: Footprint) -> int:
         """Tokens of KV that open requests would hold at `endpoint` with one more of this footprint."""
         account = self._accounts.get(endpoint)
-        own = len(more.marks) * MARK_TOKENS + more.rest_tokens
         if account is None:
-            return own
+            return more.tokens
         shared = _held(account, more.marks) * MARK_TOKENS
-        return _kv_tokens(account) + own - shared
+        return _kv_tokens(account) + more.tokens - shared
 
     def take(
         self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, holds: Footprint = _NOTHING
@@ -226,6 +273,10 @@ class Ledger:
         """The entry of `endpoint`, an empty one if there was none."""
         return self._accounts.setdefault(endpoint, _Account())
 
+    def forget(self, endpoint: pool.EndpointId) -> None:
+        """Begin with nothing open at `endpoint`; leases that are open now end harmlessly."""
+        self._accounts.pop(endpoint, None)
+
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`; their open leases end harmlessly."""
         for endpoint in self._accounts.keys() - set(members):
@@ -236,7 +287,7 @@ def _expire(account: _Account, now: float) -> None:
     # One seen to be over early must not hide those behind it, which then expect to be over sooner.
     queue = account.prefilling
     while queue and (not queue[0].tokens or queue[0].expected_s <= now):
-        queue.popleft().prefilled()
+        queue.popleft().settle()
 
 
 def _kv_tokens(account: _Account) -> int:

@@ -11,33 +11,53 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from extproc import __version__, choice, gauges, pool, prompt, router, signals, usage
 from extproc import policy as _policy
 from extproc import views as _views
 
-__all__ = ["CONTENT_TYPE", "EVENTS", "Metrics"]
+__all__ = ["CONTENT_TYPE", "EVENTS", "TASKS", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 EVENTS = ("restarted", "cache_lost", "ejected")
+TASKS = ("source", "probe", "scrape", "envoy")
 _SCRAPES = ("good", "refused", "timeout", "malformed", "unreachable", "no descriptors", "status")
 _REFUSED = (choice.Why.NO_ENDPOINT, choice.Why.SUBSET, choice.Why.SATURATED)
-_DECISION_BUCKETS_S = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
+_DECISION_BUCKETS_S = (
+    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0, 5.0,
+)  # fmt: skip
+_STREAM_BUCKETS_S = (
+    0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
+)  # fmt: skip
+_PROMPT_BUCKETS_TOKENS = (64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 524_288)
 
 
 class Metrics:
     """All counters, with their children made beforehand."""
 
     def __init__(
-        self, looked_at: _views.Views | router.Router, clock: Callable[[], float], started_s: float
+        self,
+        looked_at: _views.Views | router.Router,
+        clock: Callable[[], float],
+        started_s: float,
+        sharing: Callable[[], _views.SharingView | None] = lambda: None,
     ) -> None:
         """Make the registry.
 
         Args: looked_at: the pools, read at `clock()` when somebody scrapes; clock: monotonic [s]; started_s:
-            when the process started [s, Unix time].
+            when the process started [s, Unix time]; sharing: how replicas share, None if they do not.
         """
         views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self.registry = CollectorRegistry()
@@ -76,6 +96,7 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self._no_opinion = no_opinion
         self._nobody = {why: no_opinion.labels(why.value) for why in choice.Why}
         refused = Counter(
             "kvring_refused_total",
@@ -92,7 +113,7 @@ class Metrics:
         )
         self._cached_tokens = Counter(
             "kvring_predicted_cached_tokens_total",
-            "Of these, tokens that the chosen endpoint was thought to hold.",
+            "Prompt tokens routed that the chosen endpoint was thought to hold.",
             registry=self.registry,
         )
         served = Counter(
@@ -111,6 +132,44 @@ class Metrics:
             registry=self.registry,
         )
         self._used = {kind: used.labels(kind) for kind in ("prompt", "cached", "output")}
+        self._request_tokens = Histogram(
+            "kvring_request_tokens",
+            "Prompt tokens of a request that has a chain, estimated.",
+            buckets=_PROMPT_BUCKETS_TOKENS,
+            registry=self.registry,
+        )
+        self._saved_tokens = Counter(
+            "kvring_saved_prefill_tokens_total",
+            "Prompt tokens thought cached at the chosen endpoint beyond the mean candidate's.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._saved_s = Counter(
+            "kvring_saved_gpu_seconds_total",
+            "GPU time of the saved prefill tokens, at the prefill rate reckoned with and the pool's `gpus`.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._added_tokens = Counter(
+            "kvring_added_prefill_tokens_total",
+            "Prompt tokens by which the mean candidate held more: cache given up for less load.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._added_s = Counter(
+            "kvring_added_gpu_seconds_total",
+            "GPU time of the added prefill tokens; saved less added is what the choices are worth.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._worth: dict[str, _Worth] = {}
+        limits = Counter(
+            "kvring_limits_total",
+            "Requests that reached a limit of the configuration, by which.",
+            ["limit"],
+            registry=self.registry,
+        )
+        self._limits = {limit: limits.labels(limit.value) for limit in choice.Limit}
         self.decision_s = Histogram(
             "kvring_decision_seconds",
             "Time to read the prompt and choose; not the transport.",
@@ -118,6 +177,12 @@ class Metrics:
             registry=self.registry,
         )
         self.streams = Counter("kvring_streams_total", "ext_proc streams ended.", registry=self.registry)
+        self.stream_s = Histogram(
+            "kvring_stream_seconds",
+            "How long an ext_proc stream was open: a request from its headers to the end of its answer.",
+            buckets=_STREAM_BUCKETS_S,
+            registry=self.registry,
+        )
         self.streams_open = Gauge(
             "kvring_streams_open", "ext_proc streams open, one a request in flight.", registry=self.registry
         )
@@ -142,16 +207,39 @@ class Metrics:
             ["pool", "event"],
             registry=self.registry,
         )
-        self.registry.register(gauges.Gauges(views, clock))
+        faults = Counter(
+            "kvring_task_faults_total",
+            "Faults of kvring's own in its background tasks, which begin again.",
+            ["task"],
+            registry=self.registry,
+        )
+        self._task_faults = {task: faults.labels(task) for task in TASKS}
+        self.registry.register(gauges.Gauges(views, clock, sharing))
+        ProcessCollector(registry=self.registry)
 
-    def add_pool(self, name: str) -> None:
-        """Let the series of a pool begin at 0."""
+    def add_pool(self, name: str, gpus: float = 1.0) -> None:
+        """Let the series of a pool begin at 0; `gpus`: behind each of its endpoints [> 0]."""
         for event in EVENTS:
             self._events.labels(name, event)
+        self._worth[name] = _Worth(
+            gpus,
+            self._saved_tokens.labels(name),
+            self._saved_s.labels(name),
+            self._added_tokens.labels(name),
+            self._added_s.labels(name),
+        )
+
+    def limited(self, limit: choice.Limit) -> None:
+        """Count a limit that was reached."""
+        self._limits[limit].inc()
 
     def probed(self, *, good: bool) -> None:
         """Count a health probe."""
         self._probes[good].inc()
+
+    def task_failed(self, task: str) -> None:
+        """Count a fault in one of TASKS."""
+        self._task_faults[task].inc()
 
     def scraped(self, problem: str) -> None:
         """Count a reading of an engine's metrics, or why there was none."""
@@ -172,12 +260,31 @@ class Metrics:
         self._keyed[result.keyed_by].inc()
         if result.unkeyed is not None:
             self._unkeyed[result.unkeyed].inc()
+        else:
+            self._request_tokens.observe(result.prompt_tokens)
+        for limit in result.limits:
+            self._limits[limit].inc()
         self._prompt_tokens.inc(result.prompt_tokens)
         self._cached_tokens.inc(result.cached_tokens)
+        if result.pool not in self._worth:
+            self.add_pool(result.pool)
+        self._worth[result.pool].count(result)
 
-    def served(self, chosen: choice.Choice, endpoint: pool.EndpointId | None) -> None:
+    def totals(self) -> dict[str, Any]:
+        """What a live view counts by, since the start."""
+        return {
+            "choices": {reason.value: _value(child) for reason, child in self._choices.items()},
+            "no_opinion": _value(self._no_opinion),
+            "unkeyed": sum(_value(child) for child in self._unkeyed.values()),
+            "prompt_tokens": _value(self._prompt_tokens),
+            "cached_tokens": _value(self._cached_tokens),
+            "saved_gpu_s": sum(_value(w.saved_s) - _value(w.added_s) for w in self._worth.values()),
+            "streams_open": _value(self.streams_open),
+        }
+
+    def served(self, chosen: choice.Choice, endpoint: pool.Endpoint | None) -> None:
         """Count who served a request, `endpoint` of its pool or none, for which `chosen` was chosen."""
-        by = "unknown" if endpoint is None else "chosen" if endpoint == chosen.endpoint.id else "other"
+        by = "unknown" if endpoint is None else "chosen" if endpoint.id == chosen.endpoint.id else "other"
         self._served[by].inc()
 
     def used(self, told: usage.Usage) -> None:
@@ -189,3 +296,30 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self.registry)
+
+
+def _value(metric: Counter | Gauge) -> float:
+    """Its value, or the sum of its children's; what is exposed beside it (when it began) left out."""
+    samples = next(iter(metric.collect())).samples
+    return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """What the choices of one pool were worth."""
+
+    gpus: float
+    saved_tokens: Counter
+    saved_s: Counter
+    added_tokens: Counter
+    added_s: Counter
+
+    def count(self, made: choice.Choice) -> None:
+        saved = made.saved_tokens
+        seconds = abs(saved) / made.prefill_tokens_per_s * self.gpus
+        if saved > 0:
+            self.saved_tokens.inc(saved)
+            self.saved_s.inc(seconds)
+        elif saved < 0:
+            self.added_tokens.inc(-saved)
+            self.added_s.inc(seconds)

@@ -73,6 +73,8 @@ class Pool:
         found = self._serving.get(model)
         if found is not None:
             return found
+        if not self._named:
+            return self.ready
         known = model in self._named
         found = tuple(e for e in self.ready if e.models is None or model in e.models)
         if not known:

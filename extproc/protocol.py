@@ -118,10 +118,12 @@ class Steer:
     """What a reply tells Envoy about the destination.
 
     `address`: "ip:port" (or an ordered list "ip:port,ip:port") to set as metadata and header;
-    "" to remove the header, so that a client's own value never steers.
+    "" to remove the header, so that a client's own value never steers. `why`: the decision in short, as
+    further metadata that Envoy can put into the answer's headers; "" for none.
     """
 
     address: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

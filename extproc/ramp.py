@@ -30,6 +30,10 @@ class Ramp:
         self._slow_start_s = slow_start_s
         self._began: dict[pool.EndpointId, float] = {}
 
+    def __bool__(self) -> bool:
+        """Whether some endpoint is not at its full share yet."""
+        return bool(self._began)
+
     def begin(self, endpoint: pool.EndpointId, now: float) -> None:
         """`endpoint` starts at `now` [s, monotonic] with an empty cache."""
         if self._slow_start_s > 0:

@@ -1,6 +1,7 @@
-"""Request: what a choice needs to know of a prompt; of a trace, in the simulator.
+"""Request: what a choice needs to know of one HTTP request; and a preview of what that choice would be.
 
-Called by: router (makes), simulator.
+Called by: router (makes it of a prompt, reads), survey (reads), the simulator (makes it of a trace),
+explanation (previews).
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from dataclasses import dataclass
 
 from extproc import chain as _chain
 from extproc import choice as _choice
+from extproc import ledger, tuning
+from extproc import policy as _policy
+from extproc import pool as _pool
 from extproc import prompt as _prompt
-from extproc import tuning
 
-__all__ = ["Request", "chain_of", "read"]
+__all__ = ["Preview", "Request", "chain_of", "read"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request.
+    """What a choice needs to know; see `Router.read`.
 
     `chain` None: routed by load, for the reason `unkeyed`. `tokens`: of the prompt, of which `unread_tokens`
     lie behind what the chain covers. `prefills`: whether the engine will compute them. `explicit`: the
@@ -35,17 +38,42 @@ class Request:
     previous: str | None = None
     model: str | None = None
 
+    def limits(self, blocks_max: int) -> tuple[_choice.Limit, ...]:
+        """What bounded the reading of it; `blocks_max`: hashed at most."""
+        found = [_choice.Limit.PROMPT_BYTES] if self.unread_tokens else []
+        if self.chain is not None and len(self.chain) >= blocks_max:
+            found.append(_choice.Limit.BLOCKS)
+        return tuple(found)
+
+    def footprint(self, block_tokens: float) -> ledger.Footprint:
+        """The KV it holds while it is open; `block_tokens`: in a block of the chain."""
+        if not self.prefills:
+            return ledger.Footprint()
+        hashes = () if self.chain is None else self.chain.hashes
+        return ledger.footprint(hashes, block_tokens, self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would be chosen, and of what: `names` of the candidates, their columns in `asked`; `order`: the
+    ring's, () without a key.
+    """
+
+    choice: _choice.Choice
+    names: tuple[_pool.EndpointId, ...]
+    asked: _policy.Question
+    order: tuple[_pool.EndpointId, ...]
+
+    @property
+    def bound(self) -> float:
+        """On the candidates' work [tokens]."""
+        return _policy.limit(self.asked)
+
 
 def read(
-    prompt: _prompt.Prompt | _prompt.Unkeyed,
-    settings: tuning.Settings,
-    key: str | None = None,
-    model: str | None = None,
+    prompt: _prompt.Prompt | _prompt.Unkeyed, settings: tuning.Settings, key: str | None, model: str | None
 ) -> Request:
-    """The request of `prompt`.
-
-    Args: key: its explicit key from a header; model: that must be served, where `prompt` does not tell it.
-    """
+    """The request of `prompt`; `key` is its explicit key from a header; `model`: if `prompt` tells none."""
     if isinstance(prompt, _prompt.Unkeyed):
         return Request(unkeyed=prompt, explicit=key, model=model)
     unread = prompt.unread_bytes / settings.bytes_per_token
@@ -64,5 +92,4 @@ def read(
 
 def chain_of(prompt: _prompt.Prompt, settings: tuning.Settings) -> _chain.Chain:
     """The chain of `prompt` under a pool's block size."""
-    seed = _chain.seed_of(prompt.seeds)
-    return _chain.build(seed, prompt.text, settings.block_bytes, settings.blocks_max)
+    return _chain.build(_chain.seed_of(prompt.seeds), prompt.text, settings.block_bytes, settings.blocks_max)

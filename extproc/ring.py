@@ -22,20 +22,24 @@ import xxhash
 
 from extproc import pool
 
-__all__ = ["POINTS", "Ring"]
+__all__ = ["POINTS", "Ring", "place"]
 
 POINTS = 256
 """Points of an endpoint of weight 1: the fullest of 8 then holds 1.09 times its fair share, 1.16 at worst."""
 
 
+_CIRCLE = 2**64
+
+
 class Ring:
     """Immutable ring over names and weights."""
 
-    __slots__ = ("_owners", "_positions", "members")
+    __slots__ = ("_names", "_owners", "_positions", "members")
 
     def __init__(self, members: Sequence[tuple[pool.EndpointId, int]], points: int = POINTS) -> None:
         """Build from (name, weight >= 1) pairs; `points` [>= 1] per unit of weight."""
         self.members = tuple(sorted(members))
+        self._names = frozenset(name for name, _ in self.members)
         placed = sorted(
             (_point(name, i), name) for name, weight in self.members for i in range(points * weight)
         )
@@ -45,17 +49,21 @@ class Ring:
     def order(self, key: int, among: Collection[pool.EndpointId] | None = None) -> Iterator[pool.EndpointId]:
         """Every endpoint once, home first; only those in `among` if given.
 
-        Lazy: the first costs one lookup. `key`: unsigned 64-bit.
+        Lazy: the first costs one lookup, where `among` tells a member quickly. `key`: unsigned 64-bit.
         """
-        left = {name for name, _ in self.members}
-        if among is not None:
-            left.intersection_update(among)
         encoded = key.to_bytes(8, "little")
-        probe = 0
-        while left:
-            at = bisect_left(self._positions, xxhash.xxh3_64_intdigest(encoded, probe))
-            owner = self._first_wanted(at, left)
-            left.discard(owner)
+        first = self._probe(encoded, 0, self._names if among is None else among)
+        if first is None:
+            return
+        yield first
+        wanted = set(self._names if among is None else self._names.intersection(among))
+        wanted.discard(first)
+        probe = 1
+        while wanted:
+            owner = self._probe(encoded, probe, wanted)
+            if owner is None:
+                return
+            wanted.discard(owner)
             yield owner
             probe += 1
 
@@ -63,13 +71,29 @@ class Ring:
         """The first endpoint in the order of `key`; None on an empty ring."""
         return next(self.order(key), None)
 
-    def _first_wanted(self, at: int, wanted: Collection[pool.EndpointId]) -> pool.EndpointId:
+    def slots(self, count: int) -> list[pool.EndpointId]:
+        """Who a key's first probe finds at `count` [> 0] even steps around the circle, to draw it by."""
+        if not self._owners:
+            return []
+        places = (round((at + 0.5) / count * _CIRCLE) for at in range(count))
+        size = len(self._owners)
+        return [self._owners[bisect_left(self._positions, place) % size] for place in places]
+
+    def _probe(
+        self, encoded: bytes, probe: int, wanted: Collection[pool.EndpointId]
+    ) -> pool.EndpointId | None:
+        """The first clockwise of those wanted, from where this probe of a key stands, if there is any."""
         owners = self._owners
-        size = len(owners)
-        at %= size
-        while owners[at] not in wanted:
-            at = (at + 1) % size
-        return owners[at]
+        at = bisect_left(self._positions, xxhash.xxh3_64_intdigest(encoded, probe))
+        for step in range(at - len(owners), at):  # from the end, a negative index goes round by itself
+            if owners[step] in wanted:
+                return owners[step]
+        return None
+
+
+def place(key: int) -> float:
+    """Where the first probe of `key` stands on the circle [0..1)."""
+    return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), 0) / _CIRCLE
 
 
 def _point(name: str, number: int) -> int:

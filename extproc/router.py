@@ -13,81 +13,134 @@ Called by: exchange; the simulator; `kvring explain`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
+from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
-from extproc import homes, keying, subset, tuning
+from extproc import homes, keying, request, subset, tuning
 from extproc import ledger as _ledger
+from extproc import outbox as _outbox
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
 from extproc import ramp as _ramp
-from extproc import request as _request
 from extproc import residency as _residency
 from extproc import ring as _ring
 from extproc import sent as _sent
 from extproc import signals as _signals
+from extproc import survey as _survey
 
-__all__ = ["Request", "Router", "Settings"]
+__all__ = ["Preview", "Request", "Router", "Settings"]
 
 # The policies that ask nothing about the prompt: no key of any kind changes what they do.
 _CHAINLESS = {"round_robin", "random"}
 _KEYLESS = {*_CHAINLESS, "least_load"}
 
+_SAME_RESTART_S = 5.0
 
+
+Preview = request.Preview
+Request = request.Request
+_Key = keying.Key
 Settings = tuning.Settings
-Request = _request.Request
+
+_PRESUMED_SHARE = 0.75
+"""How much of a prompt its home is presumed to hold, where others place it too and this one does not hear."""
+
+
+class _Weighed(NamedTuple):
+    choice: _choice.Choice
+    asked: _policy.Question
+    held: _residency.Held
+    footprint: _ledger.Footprint
 
 
 class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_anchors", "_kv_tokens", "_turns", "answers", "ledger", "pool", "ramp", "residency", "ring", "sent",
-        "settings", "signals",
+        "_candidates", "_homes", "_members", "_restarts", "_survey", "_turns", "anchors", "answers", "ledger",
+        "outbox", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals", "unheard",
     )  # fmt: skip
 
-    def __init__(self, pool: _pool.Pool, settings: Settings) -> None:
-        """Start with empty state over `pool`."""
+    def __init__(self, pool: _pool.Pool, settings: Settings, outbox: _outbox.Outbox | None = None) -> None:
+        """Start with empty state over `pool`.
+
+        Args: outbox: where other replicas learn of what happens here; None if there are none.
+        """
         self.settings = settings
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
-        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s)
+        self._homes = homes.Homes(self.ring)
+        self._candidates = _candidates.Candidates(pool.ready)
+        self.outbox = outbox
+        self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, outbox)
         self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
         self.answers = _answers.Answers(settings.answers_max)
-        self._anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
+        self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
-        self._kv_tokens: dict[_pool.EndpointId, int] = {}  # of those that are known not to be as configured
         self.ramp = _ramp.Ramp(settings.slow_start_s)
-        self.sent = _sent.Record()
+        self.sent = _sent.Record()  # by all replicas, as far as is known
+        self.sent_own = self.sent if outbox is None else _sent.Record()
+        self._restarts: dict[_pool.EndpointId, tuple[float, bool]] = {}  # when, and whether seen here
+        self._members = {endpoint.id for endpoint in pool.endpoints}
         self.signals = _signals.Board(settings.signals_age_max_s)
+        self._survey = _survey.Survey(self.ledger, self.ramp, self.sent, self.signals)
+        self.unheard = settings.replicas - 1
+        """Other replicas of kvring whose dispatches do not reach this one [>= 0]; set by who hears them."""
 
     def publish(self, pool: _pool.Pool) -> None:
         """Replace the pool. Endpoints that left are forgotten; their open leases end harmlessly."""
         if pool.membership != self.pool.membership:
             self.ring = _ring.Ring(pool.membership, self.settings.ring_points)
+            self._homes = homes.Homes(self.ring)
             members = {endpoint.id for endpoint in pool.endpoints}
-            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.signals):
+            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.sent_own, self.signals):
                 kept.retain(members)
-            self._kv_tokens = {name: size for name, size in self._kv_tokens.items() if name in members}
+            self._survey.retain(members)
+            self._members = members
+            self._restarts = {name: last for name, last in self._restarts.items() if name in members}
         self.pool = pool
 
-    def restart(self, endpoint: _pool.EndpointId, now: float) -> None:
-        """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up."""
+    def has(self, endpoint: str) -> bool:
+        """Whether `endpoint` is a member of the pool, ready or not."""
+        return endpoint in self._members
+
+    def restart(self, endpoint: _pool.EndpointId, now: float, *, told: bool = True) -> None:
+        """Its process is a new one: what it held is gone, but for what it shares with others; it ramps up.
+
+        Args: told: whether other replicas should hear of it; False: one of them saw it. A restart that one
+            saw before another did is one restart.
+        """
+        at_s, seen_here = self._restarts.get(endpoint, (-math.inf, told))
+        if now - at_s < _SAME_RESTART_S and not (told and seen_here):
+            return
+        self._restarts[endpoint] = now, told
+        if told and self.outbox is not None:
+            self.outbox.restarted(self.pool.name, endpoint)
         self.residency.forget(endpoint)
         self.signals.drop(endpoint)
         self.ramp.begin(endpoint, now)
+
+    def replace(self, endpoint: _pool.EndpointId, now: float) -> None:
+        """Another endpoint has taken over its name: as `restart`, and what is open is not open there."""
+        self.restart(endpoint, now)
+        self.ledger.forget(endpoint)
+        self.sent.forget(endpoint)
+        self.sent_own.forget(endpoint)
 
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
         own = replace(self.settings, kv_tokens=round(kv_tokens), host_kv_tokens=round(host_kv_tokens))
         capacity = tuning.capacity(own)
         self.residency.resize(endpoint, capacity.gpu_blocks, capacity.host_blocks)
-        self._kv_tokens[endpoint] = max(round(kv_tokens), 1)
+        self._survey.resize(endpoint, max(round(kv_tokens), 1))
 
     def retune(self, prefill_tokens_per_s: float, bytes_per_token: float) -> None:
         """Reckon with these from now on. The chains stay as they are."""
@@ -121,6 +174,32 @@ class Router:
         self, request: Request, now: float, chance: float, allowed: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
+        found = self._who(request, allowed, now)
+        if isinstance(found, _choice.NoEndpoint):
+            return found
+        key = keying.key_of(request, self.anchors, self.answers, len(self.pool.endpoints), now)
+        return self._decide(found, request, key, now, chance)
+
+    def preview(self, request: Request, now: float, chance: float) -> Preview | _choice.NoEndpoint:
+        """What `place` would choose now; nothing is taken or counted."""
+        found = self._who(request, None, now)
+        if isinstance(found, _choice.NoEndpoint):
+            return found
+        size = len(self.pool.endpoints)
+        key = keying.key_of(request, self.anchors, self.answers, size, now, counts=False)
+        made, asked, _, _ = self._weigh(found, request, key, now, chance)
+        order = () if key.value is None else tuple(found.names[at] for at in asked.ring_order())
+        return Preview(made, found.names, asked, order)
+
+    def is_anchored(self, prompt: _prompt.Prompt) -> bool:
+        """Whether more of a prompt that was cut off would not change its ring key; counts nothing."""
+        if prompt.cache_key is not None or prompt.previous_response is not None:
+            return True
+        return self.anchors.is_settled(self.chain_of(prompt), len(self.pool.endpoints))
+
+    def _who(
+        self, request: Request, allowed: Collection[str] | None, now: float
+    ) -> _candidates.Candidates | _choice.NoEndpoint:
         endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
         if not endpoints and allowed is None:
             return self._nobody(_choice.Why.NO_ENDPOINT, refuse=self.settings.refuses_empty)
@@ -132,86 +211,82 @@ class Router:
             endpoints = tuple(e for e in endpoints if self._inflight(e.id, now) < self.settings.inflight_max)
             if not endpoints:
                 return self._nobody(_choice.Why.SATURATED, refuse=True)
-        key = keying.key_of(request, self._anchors, self.answers, len(self.pool.endpoints), now)
-        return self._decide(endpoints, request, key, now, chance)
-
-    def is_anchored(self, prompt: _prompt.Prompt) -> bool:
-        """Whether more of a prompt that was cut off would not change its ring key; counts nothing."""
-        if prompt.cache_key is not None or prompt.previous_response is not None:
-            return True
-        chain = _request.chain_of(prompt, self.settings)
-        return self._anchors.locate(chain, len(self.pool.endpoints)).settled
-
-    def served(self, decision: _choice.Decision, address: str, now: float) -> _pool.EndpointId | None:
-        """Envoy sent the request to `address`: lease and residency are put right if that was not the choice.
-
-        Returns the endpoint there; None if it is none of the pool: the lease is released then.
-        """
-        chosen = decision.choice.endpoint
-        found = next((e for e in self.pool.endpoints if e.address == address), None)
-        if found is not None and found.id == chosen.id:
-            return found.id
-        noted = decision.noted
-        if noted is not None:
-            self.residency.retract(chosen.id, noted.chain, noted.held, noted.noted_s)
-        if found is None:
-            decision.lease.release()
-            return None
-        cached = 0.0
-        if noted is not None:
-            held = self.residency.match(found.id, noted.chain, now).gpu_blocks
-            cached = held * self.settings.block_bytes / self.settings.bytes_per_token
-            self.residency.add(found.id, noted.chain, now)
-        decision.lease.move(found.id, max(round(decision.choice.prompt_tokens - cached), 0), now)
-        return found.id
-
-    def read(
-        self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
-    ) -> Request:
-        """The request of `prompt`; `key` is its explicit key from a header; `model` as in `choose`."""
-        return _request.read(prompt, self.settings, key, model)
-
-    def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
-        """The chain of `prompt` under this pool's block size."""
-        return _request.chain_of(prompt, self.settings)
+        if self._candidates.endpoints is not endpoints:  # else it is as it was the last time
+            self._candidates = _candidates.Candidates(endpoints)
+        return self._candidates
 
     def _nobody(self, why: _choice.Why, *, refuse: bool) -> _choice.NoEndpoint:
-        pool = self.pool
-        return _choice.NoEndpoint(len(pool.endpoints), len(pool.ready), pool.name, why, refuse)
+        return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name, why, refuse)
 
     def _inflight(self, endpoint: _pool.EndpointId, now: float) -> float:
         _, foreign = self.signals.load(endpoint, self.sent.to(endpoint).uncached_tokens, now)
         return self.ledger.load(endpoint, now).inflight + foreign
 
+    def read(
+        self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
+    ) -> Request:
+        """The request of `prompt`; `key` is its explicit key from a header; `model` as in `choose`."""
+        return request.read(prompt, self.settings, key, model)
+
+    def chain_of(self, prompt: _prompt.Prompt) -> _chain.Chain:
+        """The chain of `prompt` under this pool's block size."""
+        return request.chain_of(prompt, self.settings)
+
     def _decide(
-        self,
-        endpoints: Sequence[_pool.Endpoint],
-        request: Request,
-        key: keying.Key,
-        now: float,
-        chance: float,
+        self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
-        footprint = self._footprint(request)
-        candidates = [self._candidate(endpoint, request, footprint, now) for endpoint in endpoints]
-        name = self._policy_for(key)
+        made, _, held, footprint = self._weigh(found, request, key, now, chance)
         # Counted by policy: keyed requests that come in step must not fix whose turn the others find.
+        self._turns[made.policy] += 1
+        chosen = made.endpoint.id
+        # The lease comes last: a fault before it leaves nothing to release.
+        uncached, gpu_tokens, cached = 0, 0.0, made.cached_tokens
+        noted = None
+        if request.prefills:
+            uncached = max(round(request.tokens - cached), 0)
+            if request.chain is not None:
+                noted = _choice.Noted(request.chain, self.residency.add(chosen, request.chain, now), now)
+            read = 0.0 if request.chain is None else request.tokens
+            gpu_tokens = held.of(chosen).gpu_blocks * self.block_tokens
+            told = chosen, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
+            self.sent.count(*told)
+            if self.sent_own is not self.sent:
+                self.sent_own.count(*told)
+        lease = self.ledger.take(chosen, uncached, now, footprint)
+        if self.outbox is not None:
+            hashes = () if request.chain is None else request.chain.hashes
+            lease.number = self.outbox.next_number()
+            began = _outbox.Began(
+                lease.number, self.pool.name, chosen, hashes, held.most, request.tokens, uncached, gpu_tokens,
+                cached, request.prefills,
+            )  # fmt: skip
+            self.outbox.began(began)
+        return _choice.Decision(made, lease, noted)
+
+    def _weigh(
+        self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
+    ) -> _Weighed:
+        """The choice; nothing is taken or counted yet."""
+        footprint = request.footprint(self.block_tokens)
+        held = _residency.NOTHING if request.chain is None else self.residency.held(request.chain, now)
+        name = self._policy_for(key)
         turn = self._turns[name]
-        self._turns[name] += 1
 
         def ring_order() -> Iterator[int]:
+            count = len(found)
             if key.value is None:
-                return ((turn + step) % len(endpoints) for step in range(len(endpoints)))
-            position = {endpoint.id: index for index, endpoint in enumerate(endpoints)}
-            order = homes.order(self.ring, key.value, position, key.hot, key.first)
-            return (position[name] for name in order)
+                return ((turn + step) % count for step in range(count))
+            order = self._homes.order(key.value, found.position, key.hot, key.first)
+            return (found.position[name] for name in order)
 
-        limits = self.settings.limits
-        question = _policy.Question(candidates, request.tokens, ring_order, limits, turn, chance)
+        known = self._survey.columns(found, request, held, footprint, self.settings, now)
+        question = self._question(request, known, key, ring_order, turn, chance)
         pick = _policy.POLICIES[name](question)
-        chosen = candidates[pick.index]
+        endpoint = found.endpoints[pick.index]
+        cached = question.cached[pick.index]
         made = _choice.Choice(
-            endpoint=chosen.endpoint,
-            alternates=self._alternates(pick, candidates, ring_order),
+            endpoint=endpoint,
+            alternates=found.alternates(pick, ring_order, self.settings.alternates),
             policy=name,
             reason=pick.reason,
             unkeyed=request.unkeyed,
@@ -220,34 +295,20 @@ class Router:
             anchor_block=key.anchor_block,
             chain_blocks=0 if request.chain is None else len(request.chain),
             ring_steps=pick.ring_steps,
-            work_seen=chosen.work,
+            work_seen=int(question.work[pick.index]),
             prompt_tokens=request.tokens,
-            cached_tokens=chosen.cached_tokens,
-            candidates=tuple(endpoint.id for endpoint in endpoints),
+            cached_tokens=cached,
+            candidates=found.names,
             costs=pick.costs,
             pool=self.pool.name,
-            signals=self.signals.age(chosen.endpoint.id, now),
+            signals=self.signals.age(endpoint.id, now),
+            mean_cached_tokens=sum(question.cached) / len(found) if request.prefills else cached,
+            prefill_tokens_per_s=self.settings.prefill_tokens_per_s,
+            limits=request.limits(self.settings.blocks_max),
         )
-        noted = None
-        if request.chain is not None and request.prefills:
-            held = self.residency.add(chosen.endpoint.id, request.chain, now)
-            noted = _choice.Noted(request.chain, held, now)
-        # The lease comes last: a fault before it leaves nothing to release.
-        uncached = max(round(request.tokens - chosen.cached_tokens), 0) if request.prefills else 0
-        if request.prefills:
-            read = 0.0 if request.chain is None else request.tokens
-            self.sent.count(
-                chosen.endpoint.id,
-                uncached,
-                read,
-                chosen.gpu_tokens,
-                chosen.cached_tokens,
-                read * self.settings.bytes_per_token,
-            )
-        lease = self.ledger.take(chosen.endpoint.id, uncached, now, footprint)
-        return _choice.Decision(made, lease, noted)
+        return _Weighed(made, question, held, footprint)
 
-    def _policy_for(self, key: keying.Key) -> str:
+    def _policy_for(self, key: _Key) -> str:
         name = self.settings.policy
         if name in _KEYLESS:
             return name
@@ -255,50 +316,28 @@ class Router:
             return "least_load"
         return name if key.by is _choice.KeyedBy.ANCHOR else "ring"
 
-    def _footprint(self, request: Request) -> _ledger.Footprint:
-        if not request.prefills:
-            return _ledger.Footprint()
-        hashes = () if request.chain is None else request.chain.hashes
-        block_tokens = self.settings.block_bytes / self.settings.bytes_per_token
-        return _ledger.footprint(hashes, block_tokens, request.tokens)
+    @property
+    def block_tokens(self) -> float:
+        """Tokens in a block of the chain, estimated."""
+        return self.settings.block_bytes / self.settings.bytes_per_token
 
-    def _candidate(
-        self, endpoint: _pool.Endpoint, request: Request, footprint: _ledger.Footprint, now: float
-    ) -> _policy.Candidate:
-        load = self.ledger.load(endpoint.id, now)
-        cached = gpu = 0.0
-        if request.chain is not None:
-            match = self.residency.match(endpoint.id, request.chain, now)
-            colder = match.any_blocks - match.gpu_blocks
-            blocks = match.gpu_blocks + colder * (1 - self.settings.host_load_cost)
-            tokens_per_block = self.settings.block_bytes / self.settings.bytes_per_token
-            cached, gpu = blocks * tokens_per_block, match.gpu_blocks * tokens_per_block
-            if match.any_blocks and match.any_blocks == len(request.chain):
-                cached += request.unread_tokens  # who holds all we can see holds, most likely, the rest
-        sent_tokens = self.sent.to(endpoint.id).uncached_tokens
-        told, foreign = self.signals.load(endpoint.id, sent_tokens, now)
-        counted = self.ledger.kv_after(endpoint.id, footprint) / self._kv_tokens.get(
-            endpoint.id, self.settings.kv_tokens
-        )
-        return _policy.Candidate(
-            endpoint,
-            load.inflight + foreign,
-            load.pending,
-            cached,
-            kv_usage=max(counted, told or 0.0),
-            share=self.ramp.share(endpoint.id, now),
-            gpu_tokens=gpu,
-        )
-
-    def _alternates(
-        self, pick: _policy.Pick, candidates: Sequence[_policy.Candidate], ring_order: _policy.RingOrder
-    ) -> tuple[_pool.Endpoint, ...]:
-        wanted = self.settings.alternates
-        if not wanted:
-            return ()
-        if pick.costs:
-            ranked: Sequence[int] = sorted(range(len(candidates)), key=pick.costs.__getitem__)
-        else:
-            ranked = list(ring_order())
-        others = [candidates[index].endpoint for index in ranked if index != pick.index]
-        return tuple(others[:wanted])
+    def _question(
+        self,
+        request: Request,
+        known: _survey.Columns,
+        key: _Key,
+        ring_order: _policy.RingOrder,
+        turn: int,
+        chance: float,
+    ) -> _policy.Question:
+        limits = self.settings.limits
+        if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
+            count = self.unheard + 1
+            limits = _policy.Limits(limits.factor, limits.floor_tokens / count, limits.floor_requests / count)
+            if key.by is _choice.KeyedBy.ANCHOR:
+                home = next(ring_order())
+                known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
+        return _policy.Question(
+            known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
+            request.tokens, ring_order, limits, turn, chance,
+        )  # fmt: skip

@@ -83,6 +83,10 @@ class Record:
             sent.gpu_tokens += min(gpu_tokens, prompt_tokens)
             sent.cached_tokens += min(cached_tokens, prompt_tokens)
 
+    def forget(self, endpoint: pool.EndpointId) -> None:
+        """Begin at nothing for `endpoint`."""
+        self._sent.pop(endpoint, None)
+
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`."""
         for endpoint in self._sent.keys() - set(members):

@@ -1,8 +1,8 @@
 """Server: one coroutine an ext_proc stream; decodes, hands events to the exchange, performs its actions.
 
-Fail open, at one line: the only `except Exception` of kvring is in `_answer`. After it the exchange has no
-opinion and lets everything pass, so that a fault here never fails a request. A message that can't be parsed
-ends the stream without an answer, which Envoy takes as no opinion too.
+Fail open, at one line: the only `except Exception` on a request's way is in `_answer`. After it the exchange
+has no opinion and lets everything pass, so that a fault here never fails a request. A message that can't be
+parsed ends the stream without an answer, which Envoy takes as no opinion too.
 
 Never: a lease that outlives its stream (one `finally`, which awaits nothing); a decision here.
 Called by: app. Source: Envoy's ext_proc v3 API; gRPC health checking protocol v1.
@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import choice, exchange, groups, metrics, pool, protocol, router, wire
+from extproc import choice, exchange, groups, metrics, pool, protocol, router, telling, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -44,8 +44,12 @@ class Settings:
     pick_header: bool
 
 
-def _ignore(_pool: str, _endpoint: pool.EndpointId, _answered_well: bool) -> None:  # noqa: FBT001
+def _ignore(_pool: str, _endpoint: pool.Endpoint, _answered_well: bool) -> None:  # noqa: FBT001
     """Nobody wants to know."""
+
+
+def _alone() -> None:
+    """There is nobody to tell."""
 
 
 class Server:
@@ -59,17 +63,23 @@ class Server:
         counted: metrics.Metrics,
         clock: Callable[[], float],
         chance: Callable[[], float],
-        answered: Callable[[str, pool.EndpointId, bool], None] = _ignore,
+        answered: Callable[[str, pool.Endpoint, bool], None] = _ignore,
+        teller: telling.Teller | None = None,
+        changed: Callable[[], None] = _alone,
     ) -> None:
         """Bind; the address in use is in `address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
             answered: told of every answer seen: pool, endpoint, whether it was no fault of the engine.
+            teller: told of every decision; None: it is only counted.
+            changed: called after whatever may have changed the ledger.
         Raises: BindError.
         """
         self._settings = settings
         self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
         self._answered = answered
+        self._teller = teller or telling.Teller(counted)
+        self._changed = changed
         self._exchange_settings = exchange_settings
         self._metrics = counted
         self._clock = clock
@@ -120,6 +130,7 @@ class Server:
     async def _process(self, _requests: object, context: _Context) -> None:
         if len(self._open) >= self._settings.streams_max:
             self._metrics.streams_limit.inc()
+            self._metrics.limited(choice.Limit.STREAMS)
             return
         task = asyncio.current_task()
         if task is None:
@@ -127,6 +138,9 @@ class Server:
         opened = exchange.Exchange(self._groups, self._exchange_settings)
         self._open[task] = opened
         self._metrics.streams_open.inc()
+        began_s = opened.began_s = self._clock()
+        if self._teller.traces:
+            opened.parents = _parents(context)
         stream = _Stream(self, context, opened)
         try:
             await stream.run()
@@ -135,12 +149,14 @@ class Server:
                 raise
         finally:
             opened.close()
+            self._changed()
             stream.cancel_timer()
             if opened.usage is not None:
                 self._metrics.used(opened.usage)
             del self._open[task]
             self._metrics.streams_open.dec()
             self._metrics.streams.inc()
+            self._metrics.stream_s.observe(self._clock() - began_s)
 
     def _answer(self, opened: exchange.Exchange, event: protocol.Event | None) -> list[protocol.Action]:
         """The actions for `event`, or for the deadline where it is None, whatever happens."""
@@ -154,8 +170,9 @@ class Server:
             _log.exception("no opinion: a fault while choosing")
             return opened.give_up(event, now)
         if opened.result is not before:  # a deadline that comes too late chooses nothing
-            self._record(opened, self._clock() - now)
+            self._tell(opened, now)
         self._note_answer(opened, event, answered=answered)
+        self._changed()
         return actions
 
     def _note_answer(
@@ -170,25 +187,13 @@ class Server:
         if well is not None and well is not answered and opened.endpoint is not None:
             self._answered(chosen.pool, opened.endpoint, well)
 
-    def _record(self, opened: exchange.Exchange, spent_s: float) -> None:
-        result = opened.result
-        if result is None:
+    def _tell(self, opened: exchange.Exchange, began_s: float) -> None:
+        if opened.result is None:
             return
-        self._metrics.decision_s.observe(spent_s)
-        self._metrics.record(result)
-        if isinstance(result, choice.Choice) and _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "choice",
-                extra={
-                    "endpoint": result.endpoint.id,
-                    "reason": result.reason.value,
-                    "keyed_by": result.keyed_by.value,
-                    "unkeyed": result.unkeyed,
-                    "prompt_tokens": round(result.prompt_tokens),
-                    "cached_tokens": round(result.cached_tokens),
-                    "work_seen": result.work_seen,
-                },
-            )
+        now = self._clock()
+        waited_s = now - opened.began_s
+        parents = (*opened.parents, opened.traceparent) if self._teller.traces else ()
+        self._teller.tell(telling.Decided(opened.result, opened.limit, now, now - began_s, waited_s, parents))
 
 
 class _Stream:
@@ -285,6 +290,12 @@ class HealthServer:
     async def stop(self) -> None:
         """Stop at once."""
         await self._server.stop(0)
+
+
+def _parents(context: _Context) -> tuple[str, ...]:
+    """Trace context of the gRPC call: Envoy's own span of it, where Envoy traces."""
+    metadata = context.invocation_metadata() or ()
+    return tuple(str(value) for name, value in metadata if name == "traceparent")
 
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:

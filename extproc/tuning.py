@@ -39,6 +39,7 @@ class Settings:
     signals_age_max_s: float = 5.0
     inflight_max: int = 0
     refuses_empty: bool = False
+    replicas: int = 1  # of kvring, that place requests on this pool
 
 
 def capacity(settings: Settings) -> residency.Capacity:

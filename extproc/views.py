@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from extproc import pool, router, sent, signals, standing
+from extproc import ledger, pool, router, sent, signals, standing
 
-__all__ = ["EndpointView", "Known", "PoolView", "SourceView", "Views", "alone", "look"]
+__all__ = ["EndpointView", "Known", "PoolView", "SharingView", "SourceView", "Views", "alone", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,31 @@ class SourceView:
     detail: str = ""
     faults: Mapping[str, int] = field(default_factory=dict)
     resyncs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharingView:
+    """How this replica and the others share what they know.
+
+    `kind`: of the link. `problem`: what is wrong with it, "" if nothing. `peers`: other replicas heard
+    lately; `peer_leases`: their open requests; `warm`: whether what they knew before was heard. `lost`,
+    `mended`: messages and entries that could not be used, and holes that were noticed, by why [totals].
+    The rest: totals.
+    """
+
+    kind: str
+    connected: bool
+    problem: str
+    peers: int
+    peer_leases: int
+    warm: bool
+    lost: Mapping[str, int]
+    mended: Mapping[str, int]
+    told: int
+    told_bytes: int
+    heard: int
+    heard_bytes: int
+    dispatches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +79,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class EndpointView:
-    """An endpoint. `share`: see `ramp`; `signal`: the newest, however old; `sent`: totals."""
+    """An endpoint.
+
+    `share`: see `ramp`; `signal`: the newest, however old; `sent`: totals; `oldest_lease_s`: age [s], None
+    without an open request; `work`: what the bound is held against [tokens].
+    """
 
     endpoint: pool.Endpoint
     inflight: int
@@ -64,11 +93,14 @@ class EndpointView:
     signal: signals.Signal | None
     sent: sent.Sent
     known: Known
+    oldest_lease_s: float | None = None
+    capacity_blocks: int = 0
+    work: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A pool."""
+    """A pool. `bound`: the work up to which an endpoint takes more, without a request to place [tokens]."""
 
     name: str
     generation: int
@@ -78,6 +110,7 @@ class PoolView:
     source: SourceView = SourceView()
     prefill_learned: float | None = None
     bytes_learned: float | None = None
+    bound: float = 0.0
 
     @property
     def panics(self) -> bool:
@@ -100,18 +133,27 @@ def look(
     endpoints = []
     for endpoint in chooser.pool.endpoints:
         load = chooser.ledger.load(endpoint.id, now)
+        sent_tokens = chooser.sent.to(endpoint.id).uncached_tokens
+        _, foreign = chooser.signals.load(endpoint.id, sent_tokens, now)
+        share = chooser.ramp.share(endpoint.id, now)
         endpoints.append(
             EndpointView(
                 endpoint=endpoint,
                 inflight=load.inflight,
                 pending_tokens=load.pending,
                 residency_blocks=chooser.residency.blocks(endpoint.id),
-                share=chooser.ramp.share(endpoint.id, now),
+                share=share,
                 signal=chooser.signals.newest(endpoint.id),
-                sent=chooser.sent.to(endpoint.id),
+                sent=chooser.sent_own.to(endpoint.id),
                 known=known.get(endpoint.id, Known()),
+                oldest_lease_s=chooser.ledger.oldest_s(endpoint.id, now),
+                capacity_blocks=chooser.residency.capacity_blocks(endpoint.id),
+                work=(load.work + ledger.REQUEST_TOKENS * foreign) / share,
             )
         )
+    limits = chooser.settings.limits
+    total = sum(view.work for view in endpoints if view.endpoint.ready)
+    members = max(len(chooser.pool.ready), 1)
     return PoolView(
         chooser.pool.name,
         chooser.pool.generation,
@@ -120,6 +162,7 @@ def look(
         tuple(endpoints),
         source,
         *learned,
+        bound=ledger.bound(total, members, limits.factor, limits.floor_tokens),
     )
 
 

@@ -38,7 +38,7 @@ __all__ = [
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 Mode = http_filter.ProcessingModeBodySendMode
 Headers = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
@@ -145,11 +145,12 @@ class Client:
         attributes: Mapping[str, str] | None = None,
         metadata: Mapping[str, Mapping[str, str | Sequence[str]]] | None = None,
         observability_mode: bool = False,
+        call_metadata: Sequence[tuple[str, str]] = (),
     ) -> Stream:
         """A new stream. Without a body mode the first message has no protocol_config, as before Envoy 1.33.
 
         Args: attributes: name -> text, as Envoy's `request_attributes`; metadata: namespace -> key -> text
-            or list of texts, as forwarded by `metadata_options`.
+            or list of texts, as forwarded by `metadata_options`; call_metadata: of the gRPC call itself.
         """
         first: dict[str, object] = {"observability_mode": observability_mode}
         if request_body_mode is not None:
@@ -161,7 +162,7 @@ class Client:
         if metadata is not None:
             spaces = {name: _struct(values) for name, values in metadata.items()}
             first["metadata_context"] = core.Metadata(filter_metadata=spaces)
-        call = self._process()
+        call = self._process(metadata=tuple(call_metadata))
         self._calls.append(call)
         return Stream(call, first)
 

@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "extproc"
 CORE = [
     "views", "exchange", "groups", "router", "homes", "tuning", "vitals", "policy", "ledger", "residency",
-    "anchor", "answers", "held", "passing", "reading", "keying", "request", "subset", "usage", "ring",
-    "ramp", "sent", "standing", "signals", "pool", "chain", "prompt",
+    "anchor", "answers", "held", "hooks", "keying", "passing", "reading", "request", "served", "subset",
+    "usage", "ring", "ramp", "sent", "standing", "signals", "pool", "chain", "prompt", "traps",
 ]  # fmt: skip
 EFFECTS = {
     "asyncio", "concurrent", "datetime", "google", "grpc", "io", "logging", "multiprocessing", "os",
@@ -81,6 +81,14 @@ def test_import_contracts_hold() -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_serving_loads_nothing_that_only_some_pools_or_commands_need() -> None:
+    code = (
+        "import sys, extproc.app; print({'dns', 'matplotlib', 'opentelemetry', 'rich'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("file", ALL_FILES, ids=named)

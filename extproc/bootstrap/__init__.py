@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.bootstrap import address, cluster, listener
+from extproc.bootstrap import address, cluster, listener, transport
 from extproc.bootstrap.listener import DESTINATION
 from extproc.bootstrap.text import to_yaml
-from extproc.bootstrap.values import BODY_BYTES_MAX, Endpoint, Listener, Sidecar, Steering
+from extproc.bootstrap.values import BODY_BYTES_MAX, Endpoint, Listener, Sidecar, Steering, Tls
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -28,6 +28,7 @@ __all__ = [
     "Listener",
     "Sidecar",
     "Steering",
+    "Tls",
     "build",
     "fragments",
     "to_yaml",
@@ -52,7 +53,9 @@ def build(listeners: Sequence[Listener], *, admin: str = "127.0.0.1:9901") -> di
             name, found = each.steering.cluster_name, cluster.sidecars(each.steering)
             if clusters.setdefault(name, found) != found:
                 raise ValueError(f"bootstrap: the name {name!r} is used for different clusters")
+    node = {"node": {"id": "kvring", "cluster": "kvring"}} if any(d.endpoints_path for d in listeners) else {}
     return {
+        **node,
         "admin": {"address": address.parse(admin, port_min=0).envoy()},
         "overload_manager": _overload_manager(),
         "static_resources": {
@@ -79,7 +82,7 @@ def _overload_manager() -> dict[str, Any]:
         "resource_monitors": [
             {
                 "name": "envoy.resource_monitors.global_downstream_max_connections",
-                "typed_config": listener.typed(
+                "typed_config": transport.typed(
                     "extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
                     max_active_downstream_connections=_CONNECTIONS_MAX,
                 ),

@@ -11,11 +11,12 @@ Source: https://www.envoyproxy.io/docs/envoy/v1.40.0/configuration/upstream (ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from extproc.bootstrap import address
-from extproc.bootstrap.listener import DESTINATION, typed
+from extproc.bootstrap import address, transport
+from extproc.bootstrap.listener import DESTINATION
+from extproc.bootstrap.transport import typed
 from extproc.bootstrap.values import Listener, Sidecar, Steering
 from extproc.protocol import BodyMode
 
@@ -31,7 +32,7 @@ def endpoints(spec: Listener) -> dict[str, Any]:
     parsed = [(each.name, address.parse(each.address)) for each in spec.endpoints]
     return {
         "name": spec.name,
-        **_discovery(where for _, where in parsed),
+        **(_eds(spec) if spec.endpoints_path else _discovery(where for _, where in parsed)),
         "connect_timeout": "2s",
         **({"load_balancing_policy": _override_host()} if spec.steering else {"lb_policy": "ROUND_ROBIN"}),
         "circuit_breakers": _breakers(retry_budget=True),
@@ -45,16 +46,7 @@ def endpoints(spec: Listener) -> dict[str, Any]:
                 explicit_http_config={"http_protocol_options": {}},
             )
         },
-        "load_assignment": {
-            "cluster_name": spec.name,
-            "endpoints": [
-                {
-                    "lb_endpoints": [
-                        {"endpoint": {"hostname": name, "address": where.envoy()}} for name, where in parsed
-                    ]
-                }
-            ],
-        },
+        **({} if spec.endpoints_path else {"load_assignment": _assignment(spec.name, parsed)}),
     }
 
 
@@ -62,6 +54,7 @@ def sidecars(steering: Steering) -> dict[str, Any]:
     """The cluster of kvring processes, each an endpoint of its own, checked once a second."""
     parsed = [(each, address.parse(each.address)) for each in steering.sidecars]
     by_grpc = all(each.health_port for each in steering.sidecars)
+    tls = transport.upstream(steering.tls) if steering.tls else {}
     return {
         "name": steering.cluster_name,
         **_discovery(where for _, where in parsed),
@@ -81,8 +74,10 @@ def sidecars(steering: Steering) -> dict[str, Any]:
                     if by_grpc
                     else {"tcp_health_check": {}}
                 ),
+                **(transport.PLAINTEXT_CHECK if tls else {}),
             }
         ],
+        **tls,
         "typed_extension_protocol_options": {
             _HTTP: typed(_HTTP_TYPE, explicit_http_config={"http2_protocol_options": _http2(steering)})
         },
@@ -91,6 +86,23 @@ def sidecars(steering: Steering) -> dict[str, Any]:
             "endpoints": [
                 {"lb_endpoints": [{"endpoint": _sidecar(*pair, by_grpc=by_grpc)} for pair in parsed]}
             ],
+        },
+    }
+
+
+def _assignment(name: str, parsed: Sequence[tuple[str, address.Address]]) -> dict[str, Any]:
+    hosts = [{"endpoint": {"hostname": name, "address": where.envoy()}} for name, where in parsed]
+    return {"cluster_name": name, "endpoints": [{"lb_endpoints": hosts}]}
+
+
+def _eds(spec: Listener) -> dict[str, Any]:
+    directory = spec.endpoints_path.rpartition("/")[0] or "."
+    source = {"path": spec.endpoints_path, "watched_directory": {"path": directory}}
+    return {
+        "type": "EDS",
+        "eds_cluster_config": {
+            "service_name": spec.name,
+            "eds_config": {"path_config_source": source, "resource_api_version": "V3"},
         },
     }
 

@@ -13,22 +13,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.bootstrap import address
+from extproc.bootstrap import address, transport
+from extproc.bootstrap.transport import typed
 from extproc.bootstrap.values import Listener, Steering
 from extproc.protocol import BodyMode
 
-__all__ = ["DESTINATION", "early_header_mutation", "ext_proc", "listener", "route", "seconds", "typed"]
+__all__ = ["DESTINATION", "early_header_mutation", "ext_proc", "listener", "route", "seconds"]
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Key under which kvring names the endpoint, in metadata `envoy.lb`; the Endpoint Picker Protocol's."""
 
 _BUFFERED = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _SECRET_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "api-key", "cookie")
-
-
-def typed(type_name: str, **fields: Any) -> dict[str, Any]:
-    """A `google.protobuf.Any` in JSON form: the message `type_name` below `envoy.`, with `fields`."""
-    return {"@type": f"type.googleapis.com/envoy.{type_name}", **fields}
 
 
 def seconds(value: float) -> str:
@@ -45,7 +41,8 @@ def listener(spec: Listener) -> dict[str, Any]:
             {
                 "filters": [
                     {"name": "envoy.filters.network.http_connection_manager", "typed_config": _manager(spec)}
-                ]
+                ],
+                **({"transport_socket": transport.downstream(spec.tls)} if spec.tls else {}),
             }
         ],
     }
@@ -117,9 +114,14 @@ def _retry_policy() -> dict[str, Any]:
 
 def _manager(spec: Listener) -> dict[str, Any]:
     virtual_host: dict[str, Any] = {"name": spec.name, "domains": ["*"], "routes": [route(spec)]}
+    told = {}
     if spec.expose_endpoint:
+        told["x-kvring-endpoint"] = "%UPSTREAM_REMOTE_ADDRESS%"
+    if spec.expose_decision:
+        told["x-kvring-decision"] = "%DYNAMIC_METADATA(envoy.lb:x-kvring-decision)%"
+    if told:
         virtual_host["response_headers_to_add"] = [
-            {"header": {"key": "x-kvring-endpoint", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
+            {"header": {"key": name, "value": value}} for name, value in told.items()
         ]
     filters = [ext_proc(spec.steering)] if spec.steering else []
     filters.append(

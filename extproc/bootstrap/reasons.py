@@ -13,6 +13,7 @@ from collections.abc import Sequence
 __all__ = ["REASONS", "reason"]
 
 REASONS = {
+    "node": "Envoy insists on a name where something comes by xDS, even from a file.",
     "admin": "Loopback only: the admin port can drain and stop Envoy.",
     "overload_manager": "Without a limit Envoy takes connections until it is out of memory.",
     "early_header_mutation_extensions": (
@@ -110,6 +111,16 @@ REASONS = {
         "not applied in FULL_DUPLEX_STREAMED, and a hung kvring would hold requests for ever. No periodic "
         "pings (interval): gRPC servers close the connection over them, and with it all streams."
     ),
+    "eds_cluster_config": (
+        "Endpoints from a file of a running system: move a new one onto it, an edit in place is not seen."
+    ),
+    "clusters.transport_socket": (
+        "Between Envoy and kvring go prompts: TLS, unless both are in one pod or on one trusted network."
+    ),
+    "transport_socket_matches": "kvring's health port is plaintext, for kubelet: its checks are, too.",
+    "validation_context": "Without it any certificate would do.",
+    "tls_certificates": "Read when Envoy starts; give it by SDS where it must change without a restart.",
+    "require_client_certificate": "Only clients with a certificate of this CA.",
     "dns_lookup_family": (
         "kvring must name the resolved IP address: a DNS name in the metadata matches no host."
     ),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from extproc.bootstrap import address
 from extproc.protocol import BodyMode
 
-__all__ = ["BODY_BYTES_MAX", "Endpoint", "Listener", "Sidecar", "Steering"]
+__all__ = ["BODY_BYTES_MAX", "Endpoint", "Listener", "Sidecar", "Steering", "Tls"]
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 """Default for `Listener.body_bytes_max`: a 115k-token transcript is ~0.5 MB, with a few images 3-5 MB."""
@@ -54,6 +54,25 @@ class Sidecar:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """One side of TLS, as paths of PEM files that Envoy reads.
+
+    ca_path: certificates that the other side's is checked by, "" = not checked. cert_path, key_path: the own
+    certificate and its key, both or neither. server_name: the name asked for, and the one that a checked
+    certificate must be for; "" = none.
+    """
+
+    ca_path: str = ""
+    cert_path: str = ""
+    key_path: str = ""
+    server_name: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.cert_path) != bool(self.key_path):
+            raise ValueError("TLS: a certificate needs its key, and a key its certificate")
+
+
+@dataclass(frozen=True, slots=True)
 class Steering:
     """How a listener asks kvring.
 
@@ -62,6 +81,7 @@ class Steering:
     no response messages at all. message_timeout_s [0.001..3600]: longest think time of kvring per
     message. fail_open: whether Envoy balances by itself when kvring is down, hung or wrong.
     cluster_name: Envoy's name for the group of sidecars; listeners with equal groups may share it.
+    tls: how the sidecars' ext_proc ports are spoken to, None = plaintext (as their health ports always are).
     """
 
     sidecars: Sequence[Sidecar]
@@ -70,6 +90,7 @@ class Steering:
     message_timeout_s: float = 0.25
     fail_open: bool = True
     cluster_name: str = "kvring"
+    tls: Tls | None = None
 
     @property
     def is_duplex(self) -> bool:
@@ -93,7 +114,10 @@ class Listener:
     name: of Envoy's listener and of its cluster of endpoints. listen: "HOST:PORT", port 0 = any free.
     steering: None = plain ROUND_ROBIN. body_bytes_max [64 KiB..1 GiB]: of a request body, how much Envoy
     keeps for kvring to see and for a retry to resend. expose_endpoint: tell clients who served them in
-    the response header `x-kvring-endpoint`. access_log_path: file of one JSON line a request, "" = none.
+    the response header `x-kvring-endpoint`; expose_decision: and why, in `x-kvring-decision`, where kvring
+    sends it (`decision_metadata`). access_log_path: file of one JSON line a request, "" = none.
+    endpoints_path: instead of `endpoints`, a file of them in Envoy's own form (EDS), read again whenever
+    another is moved onto it. tls: for clients, None = plaintext.
     """
 
     listen: str
@@ -102,13 +126,18 @@ class Listener:
     name: str = "llm"
     body_bytes_max: int = BODY_BYTES_MAX
     expose_endpoint: bool = False
+    expose_decision: bool = False
     access_log_path: str = ""
+    endpoints_path: str = ""
+    tls: Tls | None = None
 
     def __post_init__(self) -> None:
         if address.parse(self.listen, port_min=0).is_dns:
             raise ValueError(f"listen {self.listen!r}: Envoy binds IP addresses, not names")
-        if not self.endpoints:
-            raise ValueError(f"listener {self.name!r}: needs at least one endpoint")
+        if bool(self.endpoints) == bool(self.endpoints_path):
+            raise ValueError(f"listener {self.name!r}: needs at least one endpoint, or a file of them")
+        if self.tls and not self.tls.cert_path:
+            raise ValueError(f"listener {self.name!r}: TLS for clients needs a certificate")
         for kind in ("name", "address"):
             seen = [getattr(endpoint, kind) for endpoint in self.endpoints]
             twice = next((value for value in seen if seen.count(value) > 1), None)

@@ -19,12 +19,12 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from extproc import gateway
+from extproc.cli import ranges
 from extproc.sim import demo, live, report
 
 __all__ = ["add_arguments", "run"]
@@ -38,31 +38,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--users",
-        type=_whole(1, 500),
+        type=ranges.whole(1, 500),
         default=default.users,
         help="simulated users per arm, 1..500 (default: %(default)s)",
     )
     parser.add_argument(
         "--endpoints",
-        type=_whole(1, 64),
+        type=ranges.whole(1, 64),
         default=default.endpoints,
         help="simulated replicas per arm, 1..64 (default: %(default)s)",
     )
     parser.add_argument(
         "--seconds",
-        type=_number(2, 3600),
+        type=ranges.number(2, 3600),
         default=default.seconds,
         help="how long load is sent, real time, 2..3600 (default: %(default)g)",
     )
     parser.add_argument(
         "--speed",
-        type=_number(0.1, 20),
+        type=ranges.number(0.1, 20),
         default=default.speed,
         help="engine seconds per real second, 0.1..20; lower it on a slow machine (default: %(default)g)",
     )
     parser.add_argument(
         "--node-price",
-        type=_number(0, 1e6),
+        type=ranges.number(0, 1e6),
         default=default.node_price_usd_per_h,
         metavar="USD",
         help="price of the node of all replicas per hour (default: %(default)g)",
@@ -143,23 +143,3 @@ def _tell(result: report.Report, console: Console) -> None:
             )
     for warning in report.doubts(result):
         console.print(f"Doubt the figures: {warning}", style="yellow", highlight=False, soft_wrap=True)
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not in {low}..{high}")
-        return value
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = float(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not in {low:g}..{high:g}")
-        return value
-
-    return parse

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from extproc import bootstrap, config
+from extproc.cli import ranges
 from extproc.protocol import BodyMode
 
 __all__ = ["add_arguments", "endpoints", "run"]
@@ -42,48 +43,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model server; repeat for each (names default to replica-0, replica-1, ...)",
     )
     source.add_argument(
-        "--config", type=Path, metavar="kvring.yaml", help="take the endpoints of the first pool in this file"
+        "--config", type=Path, metavar="FILE", help="kvring.yaml: the endpoints that its pools list"
+    )
+    source.add_argument(
+        "--endpoints-file",
+        metavar="PATH",
+        help="take the endpoints from this file while running, in Envoy's own form (EDS); "
+        "see envoy/endpoints.yaml",
     )
     parser.add_argument(
         "--kvring",
         action="append",
         metavar="ADDR",
         help="ext_proc address HOST:PORT or unix:/PATH of a kvring process; repeat for each "
-        "(default 127.0.0.1:9002)",
+        "(default: 127.0.0.1:9002)",
     )
     parser.add_argument(
         "--kvring-health-port",
         type=int,
         default=9003,
         metavar="PORT",
-        help="kvring's gRPC health port, 0 = check only that it accepts connections (default %(default)s)",
+        help="kvring's gRPC health port, 0 = check only that it accepts connections (default: %(default)s)",
     )
     parser.add_argument(
-        "--listen", default="0.0.0.0:10000", metavar="IP:PORT", help="for clients (default %(default)s)"
+        "--workers",
+        type=ranges.whole(1, config.WORKERS_MAX),
+        default=1,
+        metavar="N",
+        help="as in `kvring serve --workers N`, for each --kvring: all of its workers (default: %(default)s)",
     )
     parser.add_argument(
-        "--admin", default="127.0.0.1:9901", metavar="IP:PORT", help="Envoy's admin (default %(default)s)"
+        "--listen", default="0.0.0.0:10000", metavar="IP:PORT", help="for clients (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--admin", default="127.0.0.1:9901", metavar="IP:PORT", help="Envoy's admin (default: %(default)s)"
     )
     parser.add_argument(
         "--body-mode",
         type=str.upper,
         choices=[mode.name for mode in _BODY_MODES],
         default=BodyMode.BUFFERED_PARTIAL.name,
-        help="how Envoy shows request bodies to kvring (default %(default)s)",
+        help="how Envoy shows request bodies to kvring (default: %(default)s)",
     )
     parser.add_argument(
         "--body-bytes-max",
         type=int,
         default=bootstrap.BODY_BYTES_MAX,
         metavar="BYTES",
-        help="of a body, how much kvring sees and a retry can resend (default %(default)s)",
+        help="of a body, how much kvring sees and a retry can resend (default: %(default)s)",
     )
     parser.add_argument(
         "--message-timeout-s",
         type=float,
         default=0.25,
         metavar="S",
-        help="longest wait for kvring, per message (default %(default)s)",
+        help="longest wait for kvring, per message (default: %(default)s)",
     )
     parser.add_argument(
         "--fail-closed", action="store_true", help="answer 503 when kvring is down, instead of balancing"
@@ -91,7 +105,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--access-log", default="", metavar="PATH", help="one JSON line a request (default: off)"
     )
+    parser.add_argument(
+        "--decision-header",
+        action="store_true",
+        help="for debugging: answers say in x-kvring-decision why they came from where they did "
+        "(needs decision_metadata: true in kvring.yaml)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write it there, where no shell can (default: print it)"
+    )
+    _tls_arguments(parser)
     parser.add_argument("--fragments", action="store_true", help="print the pieces, not a whole bootstrap")
+
+
+def _tls_arguments(parser: argparse.ArgumentParser) -> None:
+    files = parser.add_argument_group("TLS, each a PEM file that Envoy reads")
+    files.add_argument(
+        "--kvring-tls", action="store_true", help="speak TLS to kvring; without --kvring-ca its certificate "
+        "is not checked"
+    )  # fmt: skip
+    files.add_argument("--kvring-ca", default="", metavar="FILE", help="check kvring's certificate by this")
+    files.add_argument("--kvring-name", default="", metavar="NAME", help="... and that it is for this name")
+    files.add_argument("--kvring-cert", default="", metavar="FILE", help="Envoy's own for kvring (mTLS)")
+    files.add_argument("--kvring-key", default="", metavar="FILE", help="... and its key")
+    files.add_argument("--listen-cert", default="", metavar="FILE", help="TLS for clients: the certificate")
+    files.add_argument("--listen-key", default="", metavar="FILE", help="... and its key")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,10 +140,13 @@ def run(args: argparse.Namespace) -> int:
             text = bootstrap.to_yaml(bootstrap.fragments(listener), heading=_HEADING_FRAGMENTS)
         else:
             text = bootstrap.to_yaml(bootstrap.build([listener], admin=args.admin), heading=_HEADING)
-    except (ValueError, config.ConfigError) as error:
+        if args.output:
+            args.output.write_text(text, encoding="utf-8")
+    except (ValueError, OSError, config.ConfigError) as error:
         print(f"kvring envoy-config: {error}", file=sys.stderr)
         return 2
-    print(text, end="")
+    if not args.output:
+        print(text, end="")
     return 0
 
 
@@ -120,20 +161,33 @@ def endpoints(given: Sequence[str]) -> list[bootstrap.Endpoint]:
 
 def _listener(args: argparse.Namespace) -> bootstrap.Listener:
     sidecars = [
-        bootstrap.Sidecar(address, args.kvring_health_port) for address in args.kvring or ["127.0.0.1:9002"]
+        bootstrap.Sidecar(config.worker_address(address, worker), _health_port(args, worker))
+        for address in args.kvring or ["127.0.0.1:9002"]
+        for worker in range(args.workers)
     ]
+    given = (args.kvring_ca, args.kvring_cert, args.kvring_key, args.kvring_name)
+    clients = (args.listen_cert, args.listen_key)
     return bootstrap.Listener(
         args.listen,
-        _from_config(args.config) if args.config else endpoints(args.replica),
+        _from_config(args.config) if args.config else endpoints(args.replica or ()),
         steering=bootstrap.Steering(
             sidecars,
             body_mode=BodyMode[args.body_mode],
             message_timeout_s=args.message_timeout_s,
             fail_open=not args.fail_closed,
+            tls=bootstrap.Tls(*given) if args.kvring_tls or any(given) else None,
         ),
         body_bytes_max=args.body_bytes_max,
         access_log_path=args.access_log,
+        expose_decision=args.decision_header,
+        endpoints_path=args.endpoints_file or "",
+        tls=bootstrap.Tls("", *clients) if any(clients) else None,
     )
+
+
+def _health_port(args: argparse.Namespace, worker: int) -> int:
+    where = config.worker_address(f"127.0.0.1:{args.kvring_health_port}", worker)
+    return int(where.rpartition(":")[2])
 
 
 def _from_config(path: Path) -> list[bootstrap.Endpoint]:

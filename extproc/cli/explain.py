@@ -12,19 +12,17 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from extproc import chain, choice, config, groups, prompt, reading, router
+from extproc import config, explanation, groups, router
 from extproc.config import values
 
 __all__ = ["add_arguments", "run"]
 
-_TEXT_SHOWN_CHARS = 60
 _FILE_BYTES_MAX = 256 * 1024 * 1024
 
 
@@ -33,11 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request", metavar="REQUEST.json", help="request body; - reads stdin")
     parser.add_argument("--path", default="/v1/chat/completions", help="request path (default: %(default)s)")
     parser.add_argument(
-        "--header", action="append", default=[], metavar="NAME: VALUE", help="request header; repeatable"
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="request header; repeatable"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="kvring.yaml, for pool and settings")
     parser.add_argument(
-        "--endpoint", action="append", default=[], metavar="NAME=HOST:PORT", help="instead; repeatable"
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="NAME=HOST:PORT",
+        help="in place of --config; repeatable (default: endpoint-0=127.0.0.1:8000)",
     )
     parser.add_argument("--cluster", metavar="NAME", help="Envoy cluster, where pools are told apart by it")
     parser.add_argument("--route", metavar="NAME", help="Envoy route, in the same way")
@@ -50,17 +52,21 @@ def run(args: argparse.Namespace) -> int:
     """0 if the request was routed, 2 if the arguments can't be used."""
     try:
         settings = _settings(args)
-        asked = _Request(
+        asked = explanation.Asked(
             {"content-type": "application/json", **_headers(args.header), ":path": args.path},
             _body(args.request),
             not args.cut,
             _attributes(args),
         )
-        explained = _explain(settings, asked, show_text=args.text)
     except (config.ConfigError, OSError, ValueError) as error:
         print(f"kvring explain: {error}", file=sys.stderr)
         return 2
-    explained = _explain(settings, asked, show_text=args.text)
+    explained = explanation.explain(
+        _pools(settings), settings.exchange_settings(), asked, 0.0, show_text=args.text
+    )
+    if isinstance(explained, explanation.Unanswered):
+        print(f"kvring explain: {explained.why}; name some with --endpoint", file=sys.stderr)
+        return 2
     try:
         if args.json:
             print(json.dumps(explained, indent=2))
@@ -72,19 +78,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    headers: Mapping[str, str]
-    body: bytes
-    whole: bool
-    attributes: Mapping[str, str]
-
-
 def _settings(args: argparse.Namespace) -> values.Config:
     if args.config and args.endpoint:
         raise ValueError("--config and --endpoint exclude each other")
     if args.config:
         return config.load(args.config, os.environ)
+    for text in args.endpoint:
+        if not all(text.partition("=")):
+            raise ValueError(f"--endpoint {text!r} is not NAME=HOST:PORT")
     named = [text.partition("=") for text in args.endpoint or ["endpoint-0=127.0.0.1:8000"]]
     listed = [{"name": name, "address": address} for name, _, address in named]
     return config.loads(json.dumps({"pools": [{"endpoints": listed}]}), {})
@@ -95,7 +96,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not name.strip() or not colon:
-            raise ValueError(f"--header {line!r} is not NAME: VALUE")
+            raise ValueError(f"--header {line!r} is not NAME:VALUE")
         headers[name.strip().lower()] = value.strip()
     return headers
 
@@ -108,45 +109,11 @@ def _attributes(args: argparse.Namespace) -> dict[str, str]:
 def _body(name: str) -> bytes:
     if name == "-":
         return sys.stdin.buffer.read(_FILE_BYTES_MAX)
-    with Path(name).open("rb") as file:
-        return file.read(_FILE_BYTES_MAX)
-
-
-def _explain(settings: values.Config, asked: _Request, *, show_text: bool) -> dict[str, Any]:
-    how = settings.exchange_settings()
-    told = reading.read(asked.headers, asked.body, how.prompt, whole=asked.whole)
-    read, model = told.prompt, told.model
-    found = read if isinstance(read, prompt.Prompt) else None
-    chooser = _pools(settings).find(model, asked.attributes)
-    if chooser is None:
-        raise ValueError("the request belongs to no pool: no model, cluster or route of a pool matches it")
-    key = asked.headers.get(how.key_header) or None if how.key_header else None
-    decided = chooser.choose(read, 0.0, 0.0, None, key, model)
-    if isinstance(decided, choice.NoEndpoint):
-        name = chooser.pool.name
-        raise ValueError(f"pool {name} lists no endpoint for it; name some with --endpoint")  # noqa: TRY004
-    made = decided.choice
-    return {
-        "pool": chooser.pool.name,
-        "api": found.api if found else None,
-        "model": found.model if found else None,
-        "unkeyed": made.unkeyed,
-        "body_bytes": len(asked.body),
-        "cut": found.cut if found else not asked.whole,
-        "segments": _segments(found, show_text=show_text) if found else [],
-        "block_bytes": chooser.settings.block_bytes,
-        "chain": [f"{block:016x}" for block in _chain(chooser, found).hashes],
-        "anchor": made.anchor_block,
-        "key": None if made.key is None else f"{made.key:016x}",
-        "keyed_by": made.keyed_by,
-        "ring": [] if made.key is None else list(chooser.ring.order(made.key)),
-        "policy": made.policy,
-        "prompt_tokens": round(made.prompt_tokens),
-        "costs": dict(zip(made.candidates, made.costs, strict=False)),
-        "choice": made.endpoint.id,
-        "address": made.endpoint.address,
-        "reason": made.reason,
-    }
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(_FILE_BYTES_MAX)
+    except OSError as error:
+        raise ValueError(f"{name}: can't be read: {error.strerror}") from None
 
 
 def _pools(settings: values.Config) -> groups.Groups:
@@ -159,25 +126,6 @@ def _pools(settings: values.Config) -> groups.Groups:
             for one in settings.pools
         ]
     )
-
-
-def _chain(chooser: router.Router, found: prompt.Prompt | None) -> chain.Chain:
-    if found is None or found.unkeyed is not None:
-        return chain.Chain((), 0)
-    return chooser.chain_of(found)
-
-
-def _segments(found: prompt.Prompt, *, show_text: bool) -> list[dict[str, Any]]:
-    segments = []
-    start = 0
-    for kind, size in found.segments:
-        segment: dict[str, Any] = {"kind": kind, "start": start, "end": start + size}
-        if show_text:
-            text = found.text[start : start + size].decode("utf-8", "replace")
-            segment["text"] = text[:_TEXT_SHOWN_CHARS]
-        segments.append(segment)
-        start += size
-    return segments
 
 
 def _print(explained: Mapping[str, Any]) -> None:

@@ -25,31 +25,37 @@ _COUNT_MAX = 256
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     presets = performance.PRESETS
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=int, default=0, help="port of the first replica, the others follow; 0: any (default)"
+        "--port",
+        type=int,
+        default=0,
+        help="port of the first replica, the others follow; 0: any (default: 0)",
     )
-    parser.add_argument("--count", type=int, default=1, help="number of replicas (default %(default)s)")
+    parser.add_argument("--count", type=int, default=1, help="number of replicas (default: %(default)s)")
     parser.add_argument(
-        "--name", default="replica", help="names are NAME-0, NAME-1, ... (default %(default)s)"
+        "--name", default="replica", help="names are NAME-0, NAME-1, ... (default: %(default)s)"
     )
-    parser.add_argument("--model", default="codellama-13b", help="served model name (default %(default)s)")
+    parser.add_argument("--model", default="codellama-13b", help="served model name (default: %(default)s)")
     parser.add_argument("--adapter", action="append", default=[], help="served LoRA adapter; repeatable")
     parser.add_argument(
-        "--preset", choices=list(presets), default=next(iter(presets)), help="engine (default %(default)s)"
+        "--preset", choices=list(presets), default=next(iter(presets)), help="engine (default: %(default)s)"
     )
     parser.add_argument(
         "--kv-tokens", type=int, help="KV cache on the device [tokens] (default: the preset's)"
     )
     parser.add_argument("--host-kv-tokens", type=int, default=0, help="KV cache in host memory [tokens]")
     parser.add_argument(
-        "--speed", type=float, default=1.0, help="engine seconds per real second (default %(default)s)"
+        "--speed", type=float, default=1.0, help="engine seconds per real second (default: %(default)s)"
     )
     parser.add_argument(
         "--max-queued-requests",
         type=int,
         default=0,
-        help="reject beyond this many waiting; 0: never (default)",
+        help="reject beyond this many waiting; 0: never (default: 0)",
+    )
+    parser.add_argument(
+        "--no-prefix-caching", action="store_true", help="reuse nothing, as vLLM with this option"
     )
     parser.add_argument(
         "--allow-faults", action="store_true", help="obey x-sim-fault headers, tell what was received"
@@ -79,6 +85,7 @@ def _replicas(args: argparse.Namespace) -> list[replica.Replica]:
         kv_tokens=preset.kv_tokens if args.kv_tokens is None else args.kv_tokens,
         host_kv_tokens=args.host_kv_tokens,
         queued_requests_max=args.max_queued_requests,
+        prefix_caching=not args.no_prefix_caching,
     )
     return [replica.Replica(model, _settings(args, index)) for index in range(args.count)]
 

@@ -4,19 +4,21 @@ The production router runs under a virtual clock over engines whose steps are co
 minutes of traffic take seconds. Every policy gets the same requests. Figures stand beside their ratio to
 round robin.
 
-    kvring simulate                                    # the first article's load, all of kvring's policies
-    kvring simulate --workload first:prefixes=20 --seeds 3
-    kvring simulate --trace requests.jsonl --endpoints 4 --preset 8b-h100 --policy cost --policy round_robin
+    kvring simulate                                    # the first article's load, kvring against round robin
+    kvring simulate --workload first:prefixes=20 --seeds 3 --policy all
+    kvring simulate --trace requests.jsonl --endpoints 4 --preset 8b-h100 --policy cost,ring --out result
+    kvring simulate --workload chat --from-metrics http://vllm-0:8000/metrics
     kvring simulate --list
 
-Times are those of the modelled hardware. Exit code: 0, or 2 for a request that makes no sense.
+Round robin always runs too, and a sentence says whether prefix routing pays on that load. Times are those of
+the modelled hardware. Exit code: 0, or 2 for a request that makes no sense.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +27,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from extproc import policy
-from extproc.sim import chooser, comparison, content, performance, plot, policies, scenario, traces, workloads
+from extproc.cli import ranges
+from extproc.sim import (
+    chooser,
+    comparison,
+    comparison_files,
+    comparison_table,
+    content,
+    observed,
+    performance,
+    policies,
+    scenario,
+    traces,
+    workloads,
+)
 
 __all__ = ["add_arguments", "run"]
 
-_SIDE_BY_SIDE = 3
-_MAIN = {"ttft_mean_ms", "ttft_p99_ms", "requests_per_s", "engine_hit", "affinity_hit", "errors"}
+_FETCH_S = 10.0
+_EXPOSITION_BYTES_MAX = 16 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,51 +59,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument("--trace", metavar="FILE", help="replay this file, or the one in $KVRING_DATA/traces")
     load.add_argument(
-        "--scale", type=_number(0.01, 100), default=1.0, help="how busy, 1 is as given (default: %(default)g)"
+        "--scale",
+        type=ranges.number(0.01, 100),
+        default=1.0,
+        help="how busy, 1 is as given (default: %(default)g)",
     )
-    load.add_argument("--duration", type=_number(1, 86_400), metavar="S", help="how long load is sent [s]")
-    load.add_argument("--warmup", type=_number(0, 86_400), metavar="S", help="not measured at the start [s]")
-    load.add_argument("--seeds", type=_whole(1, 100), default=1, help="runs of each policy (default: 1)")
+    load.add_argument(
+        "--duration", type=ranges.number(1, 86_400), metavar="S", help="how long load is sent [s]"
+    )
+    load.add_argument(
+        "--warmup", type=ranges.number(0, 86_400), metavar="S", help="not measured at the start [s]"
+    )
+    load.add_argument(
+        "--seeds", type=ranges.whole(1, 100), default=1, help="runs of each policy (default: 1)"
+    )
     load.add_argument("--list", action="store_true", help="name workloads, policies and presets, and stop")
     routing = parser.add_argument_group("routing")
     routing.add_argument(
         "--policy",
         action="append",
-        metavar="NAME",
-        help="repeat to compare; `all` for every one (default: kvring's own)",
+        metavar="NAME,...",
+        help=f"to compare with round robin; `all` for every one (default: {policies.OWN})",
     )
-    routing.add_argument("--routers", type=_whole(1, 64), default=1, help="kvring replicas (default: 1)")
+    routing.add_argument("--replicas", type=ranges.whole(1, 64), default=1, help="of kvring (default: 1)")
     routing.add_argument("--shared-view", action="store_true", help="they share residency and load at once")
     routing.add_argument(
-        "--sharing-delay", type=_number(0, 3600), metavar="S", help="... or so many seconds late"
+        "--sharing-delay", type=ranges.number(0, 3600), metavar="S", help="... or so many seconds late"
     )
     routing.add_argument(
         "--blind", action="store_true", help="routers do not see answers begin: no response bodies"
     )
     fleet = parser.add_argument_group("fleet")
-    fleet.add_argument("--endpoints", type=_whole(1, 256), metavar="N", help="replicas at the start")
+    fleet.add_argument(
+        "--endpoints", type=ranges.whole(1, 256), metavar="N", help="model servers at the start"
+    )
     fleet.add_argument("--preset", choices=sorted(performance.PRESETS), help="model and GPU of each")
+    fleet.add_argument(
+        "--from-metrics",
+        metavar="URL",
+        help="take KV capacity, prefill rate and time between tokens from a vLLM's /metrics (or a saved one)",
+    )
     fleet.add_argument(
         "--speeds",
         type=_speeds,
         metavar="X,...",
         help="speed of each relative to the preset, the last for the rest: 1,1,.5",
     )
-    fleet.add_argument("--kv-tokens", type=_whole(16, 1 << 40), metavar="N", help="GPU KV cache of each")
-    fleet.add_argument("--host-kv-tokens", type=_whole(0, 1 << 40), metavar="N", help="CPU tier of each")
     fleet.add_argument(
-        "--external-kv-tokens", type=_whole(0, 1 << 40), metavar="N", help="store shared by all"
+        "--kv-tokens", type=ranges.whole(16, 1 << 40), metavar="N", help="GPU KV cache of each"
+    )
+    fleet.add_argument(
+        "--host-kv-tokens", type=ranges.whole(0, 1 << 40), metavar="N", help="CPU tier of each"
+    )
+    fleet.add_argument(
+        "--external-kv-tokens", type=ranges.whole(0, 1 << 40), metavar="N", help="store shared by all"
     )
     fleet.add_argument(
         "--block-tokens",
-        type=_whole(16, 1024),
+        type=ranges.whole(16, 1024),
         metavar="N",
         help="of a KV block, a multiple of 16; larger runs quicker (default: 16, traces 64)",
     )
     for kind, text in (
         ("fail", "its process ends for good"),
         ("restart", "its process starts anew, cold"),
-        ("add", "a new replica joins"),
+        ("add", "a new one joins"),
     ):
         fleet.add_argument(
             f"--{kind}",
@@ -101,7 +135,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, metavar="FILE", help="write all figures of all seeds")
-    output.add_argument("--plot", type=Path, metavar="FILE", help="draw them (PNG, SVG, PDF)")
+    output.add_argument(
+        "--out", type=Path, metavar="DIR", help="write page, pictures (PNG, SVG), CSV and JSON there"
+    )
+    output.add_argument(
+        "--node-price",
+        type=ranges.number(0, 1e6),
+        metavar="USD",
+        help=f"of all endpoints, per hour (default: {comparison.NODE_PRICE_USD_PER_H:g} for each)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,21 +152,26 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         _list(console)
         return 0
+    missing: str | None = None
     try:
         asked = _scenario(args)
         chosen = _policies(args.policy)
-        made = _compare(asked, chosen, args.seeds)
+        made = _compare(asked, chosen, args.seeds, args.node_price)
         if args.json:
-            args.json.write_text(json.dumps(comparison.to_json(made), indent=2) + "\n")
-        if args.plot:
-            plot.draw(made, args.plot)
+            args.json.write_text(comparison_files.json_text(made), encoding="utf-8")
+        if args.out:
+            missing = comparison_files.write(made, args.out)
     except KeyboardInterrupt:
         print("kvring simulate: interrupted", file=sys.stderr)
         return 1
-    except (ValueError, OSError, plot.PlotError) as error:
+    except (ValueError, OSError) as error:
         print(f"kvring simulate: {error}", file=sys.stderr)
         return 2
-    _tell(made, console)
+    comparison_table.tell(made, console)
+    if missing:
+        print(f"kvring simulate: {missing}", file=sys.stderr)
+    if args.out:
+        print(f"Page, pictures and figures: {args.out.resolve()}")
     return 0
 
 
@@ -144,7 +191,7 @@ def _scenario(args: argparse.Namespace) -> scenario.Scenario:
         changes["warmup_s"] = args.warmup
     if args.external_kv_tokens is not None:
         changes["external_kv_tokens"] = args.external_kv_tokens
-    changes["routers"] = args.routers
+    changes["routers"] = args.replicas
     if args.shared_view:
         changes["sharing"] = scenario.Sharing.EXACT
     elif args.sharing_delay is not None:
@@ -159,6 +206,12 @@ def _scenario(args: argparse.Namespace) -> scenario.Scenario:
 
 def _models(args: argparse.Namespace, asked: scenario.Scenario) -> tuple[performance.Performance, ...]:
     model = performance.PRESETS[args.preset] if args.preset and not args.trace else asked.models[0]
+    if args.from_metrics:
+        seen = observed.observe(_exposition(args.from_metrics), model)
+        model = seen.model
+        for label, phrases in (("observed", seen.told), ("not told", seen.untold)):
+            if phrases:
+                print(f"{label}: {', '.join(phrases)}", file=sys.stderr)
     for name in ("kv_tokens", "host_kv_tokens", "block_tokens"):
         if getattr(args, name) is not None:
             model = replace(model, **{name: getattr(args, name)})
@@ -166,6 +219,20 @@ def _models(args: argparse.Namespace, asked: scenario.Scenario) -> tuple[perform
     speeds: list[float] = args.speeds or [1.0]
     speeds = (speeds + speeds[-1:] * count)[:count]
     return tuple(performance.scaled(model, speed) for speed in speeds)
+
+
+def _exposition(source: str) -> bytes:
+    """What a URL answers or a file holds. Errors: ValueError, OSError."""
+    if "://" not in source:
+        return Path(source).read_bytes()
+    if not source.startswith(("http://", "https://")):
+        raise ValueError(f"--from-metrics {source}: must be http:// or https:// or a file")
+    try:
+        with urllib.request.urlopen(source, timeout=_FETCH_S) as answer:  # noqa: S310  (scheme checked above)
+            found: bytes = answer.read(_EXPOSITION_BYTES_MAX)
+    except OSError as error:
+        raise ValueError(f"--from-metrics {source}: {getattr(error, 'reason', error)}") from error
+    return found
 
 
 def _check(asked: scenario.Scenario) -> None:
@@ -187,19 +254,21 @@ def _check(asked: scenario.Scenario) -> None:
 
 
 def _policies(names: list[str] | None) -> Mapping[str, chooser.Factory]:
+    """The baseline first, unless it was placed by name."""
     known = policies.factories()
-    if names == ["all"]:
+    asked = [name.strip() for text in names or [policies.OWN] for name in text.split(",")]
+    if "all" in asked:
         return known
-    found = {}
-    for name in names or policy.POLICIES:
+    for name in asked:
         if name not in known:
             raise ValueError(f"policy {name}: unknown, there are {', '.join(known)}")
-        found[name] = known[name]
-    return found
+    if comparison.BASELINE not in asked:
+        asked.insert(0, comparison.BASELINE)
+    return {name: known[name] for name in asked}
 
 
 def _compare(
-    asked: scenario.Scenario, chosen: Mapping[str, chooser.Factory], seeds: int
+    asked: scenario.Scenario, chosen: Mapping[str, chooser.Factory], seeds: int, node_price: float | None
 ) -> comparison.Comparison:
     columns = (
         TextColumn("{task.description}"),
@@ -215,39 +284,13 @@ def _compare(
             done = order.index(name) * seeds + seed - 1 + share
             bar.update(task, completed=done, description=f"{name}, seed {seed}")
 
-        return comparison.compare(asked, chosen, range(1, seeds + 1), tell)
-
-
-def _tell(made: comparison.Comparison, console: Console) -> None:
-    asked = made.asked
-    measured_s = asked.duration_s - asked.warmup_s
-    table = Table(title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    made_rows = comparison.rows(made)
-    if len(made.runs) <= _SIDE_BY_SIDE:
-        table.add_column("")
-        for name in made.runs:
-            table.add_column(name, justify="right")
-        for _, label, cells in made_rows:
-            table.add_row(label, *cells)
-    else:  # many policies: one a line, the main figures
-        shown = [row for row in made_rows if row[0] in _MAIN]
-        table.add_column("", no_wrap=True)
-        for _, label, _ in shown:
-            table.add_column(label, justify="right")
-        for number, name in enumerate(made.runs):
-            table.add_row(name, *("\n".join(cells[number].split("  ")) for _, _, cells in shown))
-    console.print(
-        f"{asked.summary}\n{len(asked.models)} endpoints, {asked.routers} routers, "
-        f"{measured_s:,.0f} s measured, {len(made.seeds)} seeds; x: ratio to {made.baseline}",
-        highlight=False,
-    )
-    console.print(table, highlight=False)
+        return comparison.compare(asked, chosen, range(1, seeds + 1), tell, node_price)
 
 
 def _list(console: Console) -> None:
     table = Table(title="workloads", title_justify="left", show_header=False, box=None)
     for name in workloads.WORKLOADS:
-        known = ",".join(f"{key}={value}" for key, value in workloads.parameters(name).items())
+        known = ", ".join(f"{key}={value}" for key, value in workloads.parameters(name).items())
         table.add_row(name, f"{workloads.summary(name)}\n[dim]{known}[/dim]")
     console.print(table, highlight=False)
     table = Table(title="policies", title_justify="left", show_header=False, box=None)
@@ -279,23 +322,3 @@ def _speeds(text: str) -> list[float]:
     if not found or not all(0.01 <= speed <= 100 for speed in found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers in 0.01..100")
     return found
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not in {low}..{high}")
-        return value
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = float(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not in {low:g}..{high:g}")
-        return value
-
-    return parse

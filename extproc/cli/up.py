@@ -27,9 +27,9 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc import bootstrap, gateway, policy
+from extproc import bootstrap, config, gateway, policy
 from extproc.bootstrap import address
-from extproc.cli import envoy_config
+from extproc.cli import envoy_config, ranges
 from extproc.sim import performance
 
 __all__ = ["add_arguments", "run"]
@@ -48,23 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model server; repeat for each (default: simulated replicas)",
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="IP", help="to listen on (default %(default)s)"
+        "--host", default="127.0.0.1", metavar="IP", help="to listen on (default: %(default)s)"
     )
-    parser.add_argument("--port", type=int, default=10000, help="for clients; 0: any (default %(default)s)")
+    parser.add_argument("--port", type=int, default=10000, help="for clients; 0: any (default: %(default)s)")
     parser.add_argument(
-        "--replicas", type=int, default=3, help="number of simulated replicas (default %(default)s)"
+        "--replicas", type=int, default=3, help="number of simulated replicas (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=ranges.whole(1, config.WORKERS_MAX),
+        default=1,
+        metavar="N",
+        help="kvring processes that share their view (default: %(default)s)",
     )
     parser.add_argument(
         "--speed",
         type=float,
         default=1.0,
-        help="of simulated replicas, engine seconds per real second (default %(default)s)",
+        help="of simulated replicas, engine seconds per real second (default: %(default)s)",
     )
     parser.add_argument(
         "--policy",
         choices=list(policy.POLICIES),
         default="cost",
-        help="how kvring chooses (default %(default)s)",
+        help="how kvring chooses (default: %(default)s)",
     )
     parser.add_argument(
         "--kv-tokens",
@@ -74,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--health-path",
         default="/health",
-        help="path whose 2xx means a replica is well (default %(default)s)",
+        help="path whose 2xx means a replica is well (default: %(default)s)",
     )
 
 
@@ -137,9 +144,13 @@ async def _start(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> 
     config_path = Path(directory, "kvring.yaml")
     _write(config_path, yaml.safe_dump(_sidecar_config(args, endpoints), sort_keys=False))
     sidecar = await stack.enter_async_context(
-        gateway.command(["serve", "--config", str(config_path)], name="kvring")
+        gateway.command(
+            ["serve", "--config", str(config_path), "--workers", str(args.workers)], name="kvring"
+        )
     )
-    steering = bootstrap.Steering([bootstrap.Sidecar(sidecar.ready["grpc"], _port(sidecar.ready["health"]))])
+    steering = bootstrap.Steering(
+        [bootstrap.Sidecar(each["grpc"], _port(each["health"])) for each in _workers(sidecar)]
+    )
     listen = str(address.Address(args.host, args.port))
     door = bootstrap.Listener(listen, endpoints, steering=steering, expose_endpoint=True)
     envoy = await stack.enter_async_context(gateway.envoy(bootstrap.build([door], admin="127.0.0.1:0")))
@@ -183,11 +194,12 @@ def _sidecar_config(args: argparse.Namespace, endpoints: Sequence[bootstrap.Endp
 
 async def _tell(running: _Running) -> None:
     """The addresses, as text on stderr for people and as one line on stdout for programs."""
-    url, admin = running.envoy.url(), running.sidecar.ready["admin"]
+    url, admin = running.envoy.url(), _workers(running.sidecar)[0]["admin"]
     if not sys.stdout.isatty():
         said = {
             "url": url,
             "admin": admin,
+            "workers": [each["admin"] for each in _workers(running.sidecar)],
             "envoy_admin": running.envoy.admin,
             "endpoints": {each.name: each.address for each in running.endpoints},
             "pids": {child.name: child.pid for child in running.children},
@@ -203,7 +215,7 @@ async def _tell(running: _Running) -> None:
         f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\",
         f"    -d {shlex.quote(json.dumps(body))}",
         "",
-        f"  kvring       pid {running.sidecar.pid}   http://{admin}/api/state   http://{admin}/metrics",
+        f"  kvring       pid {running.sidecar.pid}   http://{admin}   (page, /metrics, state --admin)",
         f"  Envoy admin  pid {running.envoy.process.pid}   http://{running.envoy.admin}",
         *(f"  {each.name:<12} http://{each.address}" for each in running.endpoints),
     ]
@@ -271,6 +283,12 @@ async def _model(endpoint: str) -> str:
             return str(page["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, IndexError, TypeError):
         return "MODEL"
+
+
+def _workers(sidecar: gateway.Child) -> Sequence[Mapping[str, str]]:
+    """The addresses of each kvring process."""
+    found: Sequence[Mapping[str, str]] = sidecar.ready.get("workers", [sidecar.ready])
+    return found
 
 
 def _port(address_text: str) -> int:

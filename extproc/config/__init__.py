@@ -3,6 +3,7 @@
 Called by: app, cli, endpoints.
 """
 
+from extproc.config.plain import plain
 from extproc.config.pools import (
     SOURCES,
     Endpoint,
@@ -24,10 +25,13 @@ from extproc.config.sources import (
     KubernetesApi,
     KubernetesService,
 )
+from extproc.config.store import Store
 from extproc.config.values import Config
+from extproc.config.workers import WORKERS_MAX, for_worker, worker_address
 
 __all__ = [
     "SOURCES",
+    "WORKERS_MAX",
     "Config",
     "ConfigError",
     "Dns",
@@ -41,10 +45,14 @@ __all__ = [
     "Match",
     "Pool",
     "Signals",
+    "Store",
+    "for_worker",
     "load",
     "loads",
     "match_of",
+    "plain",
     "router_settings",
     "static_members",
     "static_pool",
+    "worker_address",
 ]

@@ -22,6 +22,11 @@ Names = Mapping[str, str]
 """Top-level keys that the environment set -> how an error names them."""
 
 _PORT = re.compile(r"[0-9]{1,5}")
+_STORE = re.compile(
+    r"(?:valkey|redis)s?://{0}(?:,{0})*/?|unix:///.+".format(
+        r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?:[1-5]?[0-9]{1,4}|6[0-5][0-9]{3}))?"
+    )
+)
 _PORTS = "an integer from 1 to 65535"
 
 
@@ -43,6 +48,12 @@ def check(config: values.Config, names: Names) -> None:
     for number, group in enumerate(config.pools):
         _pool(f"pools[{number}]", group)
     _pools(config.pools)
+    if config.store is not None and not _STORE.fullmatch(config.store.url):
+        # not quoted: somebody may have written a password into it
+        raise ConfigError(
+            'store.url: not allowed; must be "valkey://HOST:PORT", "valkeys://" for TLS, more hosts behind'
+            ' commas, or "unix:///PATH"; a password goes into a file that store.password_file names'
+        )
     if config.message_bytes_max < config.prompt_bytes_max:
         key = "message_bytes_max"
         raise ConfigError(

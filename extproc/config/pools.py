@@ -151,20 +151,31 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         msgspec.Meta(description="How an endpoint is chosen; see docs/routing.md."),
     ] = "cost"
     bound_factor: Annotated[
-        Annotated[float, msgspec.Meta(ge=1.05, le=100)] | None,
-        msgspec.Meta(
-            description=(
-                "An endpoint whose work is over this many times the mean takes no more. Lower spreads"
-                " sooner and loses cache. Unset: 2 for `ring`, 3 for `cost`."
-            ),
+        float,
+        meta.number(
+            1.05,
+            100,
+            "An endpoint with more than this many times the mean takes no more: of work for `ring`, of open"
+            " requests for `cost`. Lower spreads sooner and loses cache.",
         ),
-    ] = None
+    ] = 2.0
     bound_floor_tokens: Annotated[
         int,
         meta.whole(
-            0, 10_000_000, "Work below which an endpoint always takes more: stops bouncing at low load."
+            0,
+            10_000_000,
+            "Work below which an endpoint always takes more by `ring`: stops bouncing at low load.",
         ),
     ] = 8192
+    bound_floor_requests: Annotated[
+        int,
+        meta.whole(
+            0,
+            100_000,
+            "Open requests below which an endpoint always takes more by `cost`. Higher keeps prompts"
+            " together, lower evens out decoding.",
+        ),
+    ] = 6
     ring_points: Annotated[
         int,
         meta.whole(
@@ -204,6 +215,10 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             " engines, at first 8,000."
         ),
     ] = None
+    gpus: Annotated[
+        float,
+        meta.number(0.01, 10_000, "GPUs behind one endpoint, for metrics that tell saved GPU time."),
+    ] = 1.0
     residency_idle_s: Annotated[
         float, meta.number(10, 86_400, "A block unused for this long counts as evicted.")
     ] = 1200.0
@@ -246,13 +261,12 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     signals: Annotated[Signals, meta.meaning("What the engines are asked.")] = Signals()
 
 
-def router_settings(group: Pool) -> router.Settings:
-    """What the router needs of a pool's block."""
-    factor = group.bound_factor or (2.0 if group.policy == "ring" else 3.0)
+def router_settings(group: Pool, replicas: int = 1) -> router.Settings:
+    """What the router needs of a pool's block; `replicas`: of kvring."""
     defaults = router.Settings()
     return router.Settings(
         policy=group.policy,
-        limits=policy.Limits(factor, group.bound_floor_tokens),
+        limits=policy.Limits(group.bound_factor, group.bound_floor_tokens, group.bound_floor_requests),
         ring_points=group.ring_points,
         block_bytes=group.block_bytes,
         blocks_max=group.blocks_max,
@@ -271,6 +285,7 @@ def router_settings(group: Pool) -> router.Settings:
         refuses_empty=(
             group.inference_pool is not None if group.on_empty is None else group.on_empty == "refuse"
         ),
+        replicas=replicas,
     )
 
 

@@ -38,7 +38,8 @@ def load(path: Path, environ: Mapping[str, str]) -> values.Config:
             raise ConfigError(f"{path}: larger than {_FILE_BYTES_MAX} bytes")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: can't be read: {why}") from error
     try:
         return loads(text, environ)
     except ConfigError as error:

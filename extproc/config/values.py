@@ -13,8 +13,9 @@ import msgspec
 from extproc import exchange, prompt
 from extproc.config import meta, sources
 from extproc.config import pools as pools_
+from extproc.config import store as store_
 
-__all__ = ["Config", "VolatileSpan"]
+__all__ = ["Config", "Traces", "VolatileSpan"]
 
 _LISTEN_HELP = 'a host and a port, "0.0.0.0:9002", or "unix:/path"'
 
@@ -35,6 +36,21 @@ class VolatileSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ] = 1024
 
 
+class Traces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where spans go, and how many."""
+
+    endpoint: Annotated[
+        str, meta.text(r"^https?://", 'Collector, OTLP over HTTP: "http://otel-collector:4318/v1/traces".')
+    ]
+    share: Annotated[
+        float,
+        meta.number(
+            0, 1, "Share of decisions traced where no trace context came; one that came decides itself."
+        ),
+    ] = 0.01
+    service: Annotated[str, meta.text(meta.NAME, "Name of this service in the traces.")] = "kvring"
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
@@ -45,7 +61,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     health_listen: Annotated[str, msgspec.Meta(description="gRPC health server, always plaintext.")] = (
         "0.0.0.0:9003"
     )
-    admin_listen: Annotated[str, msgspec.Meta(description="HTTP: metrics, health, state.")] = "0.0.0.0:9090"
+    admin_listen: Annotated[str, msgspec.Meta(description="HTTP: metrics, health, state, the page.")] = (
+        "0.0.0.0:9090"
+    )
+    admin_token_file: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=4096)] | None,
+        meta.meaning(
+            "File with a token of at least 16 characters; `/api` then asks for `Authorization: Bearer`."
+            " Unset: `/api/state` for anybody; choices, settings and explain for this machine only."
+        ),
+    ] = None
     prompt_bytes_max: Annotated[
         int,
         meta.whole(
@@ -123,10 +148,43 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         sources.KubernetesApi | None,
         meta.meaning("How the Kubernetes API is reached. Unset: as from any pod, by its service account."),
     ] = None
+    replicas: Annotated[
+        int,
+        meta.whole(
+            1,
+            64,
+            "Replicas of kvring that place requests on these pools. Counts while they do not hear each other:"
+            " homes are then taken for warm, floors divided.",
+        ),
+    ] = 1
+    store: Annotated[
+        store_.Store | None,
+        meta.meaning(
+            "What several replicas of kvring share their view through; see docs/high-availability.md. Unset:"
+            " each knows only what it sent itself."
+        ),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         msgspec.Meta(description="`debug` logs every choice; prompts are never logged."),
     ] = "info"
+
+    log_choices: Annotated[
+        float,
+        meta.number(
+            0, 1, "Share of choices that are logged, drawn by chance: key hashes, no prompt. 0: none."
+        ),
+    ] = 0.0
+    decision_metadata: Annotated[
+        bool,
+        meta.meaning(
+            "Send with every choice why it was made, as metadata `envoy.lb` / `x-kvring-decision`, for a"
+            " header of the answer while debugging. It tells clients what is cached."
+        ),
+    ] = False
+    traces: Annotated[
+        Traces | None, meta.meaning("OpenTelemetry spans of decisions; needs the extra `otel`. Unset: none.")
+    ] = None
 
     def exchange_settings(self) -> exchange.Settings:
         """What the exchange needs of this."""
@@ -137,4 +195,5 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             self.held_bytes_max,
             self.decision_timeout_s,
             self.conformance_hooks,
+            self.decision_metadata,
         )

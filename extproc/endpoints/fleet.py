@@ -8,7 +8,8 @@
 A member that the source names is watched from then on, and may be chosen once it has answered its health
 check and was asked for its models; one that the source drops is forgotten.
 
-Never: a pool without its members because one of them fails; all of them out in silence. Called by: app.
+Never: a pool without its members because one of them fails, or because watching it does: a fault of our own
+is logged, counted, and the watching begun again; all of them out in silence. Called by: app.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = ["Fleet"]
 _log = logging.getLogger("kvring")
 
 _SETTLE_S = 10.0  # after this long kvring starts without an answer from the source
+_AGAIN_S = 1.0  # from a fault of ours in a task to its next try
 _TUNE = 0.02  # a learned figure is taken over when it has moved by more than this share
 
 
@@ -63,27 +65,41 @@ class Fleet:
         """Follow the source and watch its members until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._source.run(self._take))
+            self.spawn("source", lambda: self._source.run(self._take))
             if self.settings.health.envoy is not None:
                 envoy = self.settings.health.envoy
                 asked = envoy_clusters.Settings(envoy.admin, envoy.cluster, envoy.poll_interval_s)
                 view = envoy_clusters.Health(asked, self.clock, self.chance)
-                group.create_task(view.run(self._take_envoy))
+                self.spawn("envoy", lambda: view.run(self._take_envoy))
             await asyncio.sleep(_SETTLE_S)
             if not self.settled.is_set():
                 _log.warning("starting without all endpoints", extra={"pool": self.settings.name})
                 self.settled.set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task of this fleet; its failure is the fleet's."""
+    def spawn(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """A task of this fleet that does `work` until it is cancelled, after a fault in it from the start.
+
+        Args: what: one of metrics.TASKS.
+        """
         if self._group is None:
             raise RuntimeError("a fleet that runs has members, no other")
-        return self._group.create_task(work)
+        return self._group.create_task(self._forever(what, work))
 
-    def answered(self, endpoint: pool.EndpointId, *, good: bool) -> None:
-        """An answer of `endpoint` was seen on its way to the client."""
-        found = self._members.get(endpoint)
-        if found is not None:
+    async def _forever(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                await work()
+            except Exception:  # noqa: BLE001  (one endpoint must not take all away)
+                self.counted.task_failed(what)
+                _log.exception(
+                    "fault in a task; it begins again", extra={"pool": self.settings.name, "task": what}
+                )
+            await asyncio.sleep(_AGAIN_S * (0.5 + self.chance()))
+
+    def answered(self, endpoint: pool.Endpoint, *, good: bool) -> None:
+        """An answer of `endpoint`, as it was when it was chosen, was seen on its way to the client."""
+        found = self._members.get(endpoint.id)
+        if found is not None and found.endpoint.address == endpoint.address:  # not of who had its name before
             found.answered(good=good)
 
     def publish(self, *, changed: bool = False) -> None:
@@ -168,25 +184,27 @@ class Fleet:
         """The source's members, all of them."""
         self._heard_of = True
         now = self.clock()
-        names = {endpoint.id for endpoint in listed}
-        for gone in self._members.keys() - names:
-            self._members.pop(gone).stop()
-            self._was_ready.discard(gone)
+        before = {name: one.endpoint for name, one in self._members.items()}
+        stay = {one.id for one in listed if one.id in before and before[one.id].address == one.address}
+        for name in before.keys() - stay:
+            self._members.pop(name).stop()
+        self.standings.retain(stay)
+        self._was_ready &= stay
         self._listed = tuple(listed)
         for endpoint in listed:
             known = self._members.get(endpoint.id)
-            if known is not None and known.endpoint.address != endpoint.address:
-                known.stop()  # another process under the old name
-                self.router.restart(endpoint.id, now)
-                known = None
             if known is None:
+                if endpoint.id in before:
+                    self.router.replace(endpoint.id, now)  # another process under the old name
                 # Before the start all are taken for well until asked; an engine under load may be slow then.
                 is_new = self.settled.is_set()
                 self.standings.set(endpoint.id, standing.Against.NEW, holds=is_new)
                 known = self._members[endpoint.id] = member.Member(self, endpoint, is_new=is_new)
+            elif (known.endpoint.models is None) is not (endpoint.models is None):
+                known.stop()  # from now on it is asked for its models, or no more
+                known = self._members[endpoint.id] = member.Member(self, endpoint, is_new=False)
             self.standings.set(endpoint.id, standing.Against.SOURCE, holds=not endpoint.ready)
             known.envoy(well=self._envoy.get(endpoint.address, True))
-        self.standings.retain(names)
         self.publish(changed=True)
         self.asked_once()
 

@@ -131,6 +131,9 @@ class InferencePool:
     async def _select(self, group: asyncio.TaskGroup) -> None:
         """Watch the pods that the pool selects now; the old members stand until those are listed."""
         watching: asyncio.Task[None] | None = None
+        self._selector, self._pods = "", None
+        if self._pools.synced:  # run once before
+            self._pool_changed.set()
         while True:
             await self._pool_changed.wait()
             self._pool_changed.clear()

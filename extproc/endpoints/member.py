@@ -48,15 +48,13 @@ class Member:
         self._size: tuple[float, float] = (0.0, 0.0)  # of its cache, as the router was told last
         self._older: list[tuple[float, signals.Reading]] = []  # readings of a minute and two ago
         settings = owner.settings
-        probing = health.watch(endpoint.address, settings.health, self._told, owner.chance)
-        self._tasks = [owner.spawn(probing)]
+        self._tasks = [owner.spawn("probe", lambda: self._probe(endpoint.address))]
         if settings.signals.interval_s:
             ask_models = endpoint.models is None and settings.signals.models_interval_s > 0
             self._models_known = not ask_models
-            scraping = scrape.watch(
-                endpoint.address, settings.signals, self, owner.chance, ask_models=ask_models
+            self._tasks.append(
+                owner.spawn("scrape", lambda: self._scrape(endpoint.address, ask_models=ask_models))
             )
-            self._tasks.append(owner.spawn(scraping))
 
     @property
     def is_known(self) -> bool:
@@ -89,6 +87,13 @@ class Member:
             self._truth.scale,
             self._older[0][1] if self._older else None,
         )
+
+    async def _probe(self, address: str) -> None:
+        await health.watch(address, self._fleet.settings.health, self._told, self._fleet.chance)
+
+    async def _scrape(self, address: str, *, ask_models: bool) -> None:
+        asked = self._fleet.settings.signals
+        await scrape.watch(address, asked, self, self._fleet.chance, ask_models=ask_models)
 
     # ---- its health ----
 

@@ -6,9 +6,20 @@ Called by: router.
 """
 
 from extproc.policy import cost, least_load, random, ring, round_robin
-from extproc.policy.question import Candidate, Limits, Pick, Policy, Question, Reason, RingOrder
+from extproc.policy.question import KV_USAGE_FREE, Limits, Pick, Policy, Question, Reason, RingOrder
+from extproc.policy.ring import limit
 
-__all__ = ["POLICIES", "Candidate", "Limits", "Pick", "Policy", "Question", "Reason", "RingOrder"]
+__all__ = [
+    "KV_USAGE_FREE",
+    "POLICIES",
+    "Limits",
+    "Pick",
+    "Policy",
+    "Question",
+    "Reason",
+    "RingOrder",
+    "limit",
+]
 
 POLICIES: dict[str, Policy] = {
     "cost": cost.pick,

@@ -12,6 +12,6 @@ __all__ = ["pick"]
 
 def pick(asked: question.Question) -> question.Pick:
     """One of the least loaded, the next one each turn."""
-    least = min(candidate.work for candidate in asked.candidates)
-    tied = [index for index, candidate in enumerate(asked.candidates) if candidate.work == least]
+    least = min(asked.work)
+    tied = [index for index, work in enumerate(asked.work) if work == least]
     return question.Pick(tied[asked.turn % len(tied)], question.Reason.LEAST_LOAD)

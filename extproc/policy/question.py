@@ -1,5 +1,7 @@
 """Question and pick: what a policy may see, and what it answers.
 
+Columns and not an object for each endpoint: with hundreds, making these cost more than choosing.
+
 Never: anything that a policy could change. Called by: router (asks), every policy.
 """
 
@@ -11,9 +13,11 @@ from typing import Protocol
 
 import msgspec
 
-from extproc import ledger, pool
+__all__ = ["KV_USAGE_FREE", "Limits", "Pick", "Policy", "Question", "Reason", "RingOrder"]
 
-__all__ = ["Candidate", "Limits", "Pick", "Policy", "Question", "Reason", "RingOrder"]
+
+KV_USAGE_FREE = 0.9
+"""Share of an endpoint's KV cache up to which nothing queues for want of it."""
 
 
 class Reason(enum.StrEnum):
@@ -26,34 +30,21 @@ class Reason(enum.StrEnum):
     TURN = "turn"  # round robin or chance
 
 
-# msgspec structs here and below: made once per endpoint and request, four times quicker than dataclasses.
-class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """One endpoint as a policy sees it; tokens are of this request's prompt."""
-
-    endpoint: pool.Endpoint
-    inflight: int
-    pending_tokens: int
-    cached_tokens: float = 0.0
-    kv_usage: float | None = None  # with this prompt; > 1: it does not fit; None where nothing is known
-    share: float = 1.0  # of a full endpoint's load that it should take (see `ramp`)
-    gpu_tokens: float = 0.0  # of the cached ones, on the GPU
-
-    @property
-    def work(self) -> int:
-        """Load in one number [tokens], as large as it is for this endpoint."""
-        work = self.pending_tokens + ledger.REQUEST_TOKENS * self.inflight
-        return work if self.share >= 1.0 else int(work / self.share)
-
-
+# msgspec structs here and below: made for each request, four times quicker than dataclasses.
 class Limits(msgspec.Struct, frozen=True):
-    """The bound on work: `max(floor_tokens, factor * mean)`; factor [ratio, > 1], floor [tokens, >= 0]."""
+    """How much more than the others an endpoint may take, `max(floor, factor * mean)`, and it takes no more.
+
+    `ring` bounds work, above `floor_tokens` [>= 0]; `cost` open requests, above `floor_requests` [>= 0].
+    `factor` [ratio, > 1].
+    """
 
     factor: float = 2.0
     floor_tokens: float = 8192.0
+    floor_requests: float = 6.0
 
 
 class RingOrder(Protocol):
-    """Ring order of this request's key, as positions in `Question.candidates`; home first."""
+    """Ring order of this request's key, as positions of candidates; home first."""
 
     def __call__(self) -> Iterator[int]:
         """A fresh walk."""
@@ -61,12 +52,23 @@ class RingOrder(Protocol):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One decision to make: which of `candidates` (at least one) takes a prompt of `prompt_tokens`?
+    """One decision to make: which candidate (there is at least one) takes a prompt of `prompt_tokens`?
+
+    What is known of the candidates stands in columns, one value for each: `inflight`, open requests;
+    `pending`, tokens waiting for prefill; `work`, both in one number [tokens]; all three as large as they are
+    for this endpoint (see `ramp`); `kv_tokens`, of KV held by open requests; `cached`, of this prompt's
+    tokens those held there [0..`prompt_tokens`]; `kv_usage`, share of the KV cache taken with this prompt,
+    above 1 where it does not fit, and not exact below `KV_USAGE_FREE`.
 
     `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1).
     """
 
-    candidates: Sequence[Candidate]
+    inflight: Sequence[float]
+    pending: Sequence[float]
+    work: Sequence[float]
+    kv_tokens: Sequence[float]
+    cached: Sequence[float]
+    kv_usage: Sequence[float]
     prompt_tokens: float
     ring_order: RingOrder
     limits: Limits

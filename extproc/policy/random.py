@@ -9,4 +9,4 @@ __all__ = ["pick"]
 
 def pick(asked: question.Question) -> question.Pick:
     """The candidate at `chance` of the way through the list."""
-    return question.Pick(int(asked.chance * len(asked.candidates)), question.Reason.TURN)
+    return question.Pick(int(asked.chance * len(asked.work)), question.Reason.TURN)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from extproc import ledger
 from extproc.policy import question
 
-__all__ = ["fits", "limit", "pick"]
+__all__ = ["limit", "pick"]
 
 
 def pick(asked: question.Question) -> question.Pick:
@@ -20,23 +20,17 @@ def pick(asked: question.Question) -> question.Pick:
     room_below = limit(asked)
     otherwise: question.Pick | None = None
     for steps, index in enumerate(asked.ring_order()):
-        candidate = asked.candidates[index]
-        if not ledger.has_room(candidate.work, room_below):
+        if not ledger.has_room(asked.work[index], room_below):
             continue
         found = question.Pick(index, question.Reason.OVERFLOW if steps else question.Reason.HOME, steps)
-        if fits(candidate):
+        if asked.kv_usage[index] <= 1.0:
             return found
         otherwise = otherwise or found
     return otherwise or question.Pick(next(asked.ring_order()), question.Reason.HOME)
 
 
-def fits(candidate: question.Candidate) -> bool:
-    """Whether the KV cache takes this prompt beside what is open there, as far as is known."""
-    return candidate.kv_usage is None or candidate.kv_usage <= 1.0
-
-
 def limit(asked: question.Question) -> float:
     """The bound on work for this decision [tokens]; the request's own least work counts in the mean."""
-    uncached = min(asked.prompt_tokens - candidate.cached_tokens for candidate in asked.candidates)
-    total = sum(candidate.work for candidate in asked.candidates) + uncached + ledger.REQUEST_TOKENS
-    return ledger.bound(total, len(asked.candidates), asked.limits.factor, asked.limits.floor_tokens)
+    uncached = asked.prompt_tokens - max(asked.cached)
+    total = sum(asked.work) + uncached + ledger.REQUEST_TOKENS
+    return ledger.bound(total, len(asked.work), asked.limits.factor, asked.limits.floor_tokens)

@@ -9,4 +9,4 @@ __all__ = ["pick"]
 
 def pick(asked: question.Question) -> question.Pick:
     """The candidate whose turn it is."""
-    return question.Pick(asked.turn % len(asked.candidates), question.Reason.TURN)
+    return question.Pick(asked.turn % len(asked.work), question.Reason.TURN)

@@ -23,6 +23,10 @@ class Board:
         self._age_max_s = age_max_s
         self._signals: dict[pool.EndpointId, Signal] = {}
 
+    def __bool__(self) -> bool:
+        """Whether some engine told anything, ever so long ago."""
+        return bool(self._signals)
+
     def put(self, endpoint: pool.EndpointId, signal: Signal) -> None:
         """`signal` is the newest of `endpoint`."""
         self._signals[endpoint] = signal

@@ -31,16 +31,17 @@ class Name:
     A quote inside a label's value is escaped, so the text of such a pair can't be part of a value.
     """
 
-    __slots__ = ("name", "needle", "pattern", "size")
+    __slots__ = ("name", "needle", "pattern", "size", "where")
 
     def __init__(self, name: str, where: Mapping[str, Sequence[str]] | None = None) -> None:
         """Args: where: label -> values."""
         self.name = name.encode()
+        self.where = dict(where or {})
         self.needle = b"\n" + self.name
         self.size = len(self.name)
         labels = "".join(
             rf'(?=[^\n]*[{{,]{re.escape(key)}="(?:{"|".join(map(re.escape, values))})")'
-            for key, values in (where or {}).items()
+            for key, values in self.where.items()
         )
         # Greedy up to the last brace: a brace may stand in a label's value, none in a number.
         self.pattern = re.compile(

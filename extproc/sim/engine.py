@@ -197,11 +197,12 @@ class Engine:
     def _admit(self, sequence: Sequence, now: float) -> bool:
         """Moves the head of the queue into the batch, if its blocks fit."""
         request, counts = sequence.request, self.tally
+        reads = request.reads_cache and self.model.prefix_caching
         allocation = self.cache.admit(
             request.hashes,
             request.prompt_tokens,
             request.prompt_tokens + request.output_tokens,
-            reads=request.reads_cache,
+            reads=reads,
         )
         if allocation is None:
             return False
@@ -211,7 +212,7 @@ class Engine:
         sequence.allocation = allocation
         sequence.admitted_at = now
         sequence.computed = allocation.cached_tokens
-        if request.reads_cache:
+        if reads:
             counts.prefix_queries += request.prompt_tokens
             counts.prefix_hits += allocation.device_tokens
             if self.model.host_kv_tokens or self.cache.external is not None:

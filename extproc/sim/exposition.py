@@ -206,7 +206,7 @@ def _cache_labels(engine: engines.Engine) -> str:
     labels = {
         "block_size": str(model.block_tokens),
         "cache_dtype": "auto",
-        "enable_prefix_caching": "True",
+        "enable_prefix_caching": str(model.prefix_caching),
         "gpu_memory_utilization": "0.92",
         "kv_cache_size_tokens": str(model.blocks * model.block_tokens),
         "kv_offloading_backend": "native",

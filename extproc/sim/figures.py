@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 
 from extproc.sim import flight, report
 
-__all__ = ["Figures", "Spread", "figures", "merge"]
+__all__ = ["Figures", "Spread", "figures", "merge", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Figures:
 
     requests: float
     errors: float
+    prompt_tokens_mean: float | None
     ttft_mean_ms: float | None
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
@@ -82,6 +83,7 @@ def figures(records: Sequence[flight.Record], warmup_s: float, duration_s: float
     return Figures(
         requests=len(begun),
         errors=len(begun) - len(served),
+        prompt_tokens_mean=prompt / len(served) if served else None,
         ttft_mean_ms=statistics.fmean(ttfts) if ttfts else None,
         ttft_p50_ms=report.percentile(ttfts, 0.50),
         ttft_p95_ms=report.percentile(ttfts, 0.95),
@@ -109,11 +111,13 @@ def merge(runs: Sequence[Figures]) -> dict[str, Spread]:
     merged = {}
     for field in fields(Figures):
         values = [getattr(run, field.name) for run in runs]
-        known = [float(value) for value in values if value is not None]
-        merged[field.name] = (
-            Spread(statistics.fmean(known), min(known), max(known)) if known else Spread(None, None, None)
-        )
+        merged[field.name] = spread([float(value) for value in values if value is not None])
     return merged
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean, least and most of `values`."""
+    return Spread(statistics.fmean(values), min(values), max(values)) if values else Spread(None, None, None)
 
 
 def _ms(one: flight.Record, moment_s: float | None) -> float:

@@ -84,7 +84,7 @@ def _view(load: driver.Driver, duration_s: float, endpoint_count: int) -> Render
 
 def _line(load: driver.Driver, duration_s: float, endpoint_count: int) -> str:
     """One line of progress."""
-    parts = [f"{min(load.elapsed_s, duration_s):4.0f}/{duration_s:.0f} s"]
+    parts = [f"{min(load.elapsed_s, duration_s):4.0f}/{duration_s:.0f} s of engine time"]
     for name, arm in _newest(load, endpoint_count).items():
         hit = "-" if arm.engine_hit is None else f"{arm.engine_hit:.0%}"
         tail = "-" if arm.ttft_p99_ms is None else f"{arm.ttft_p99_ms:,.0f} ms"

@@ -123,6 +123,13 @@ class Pacer:
                     self.engine.abort(request_id)
         self._arm()
 
+    def pace(self, speed: float) -> None:
+        """Goes on at `speed`, engine seconds per real second [> 0], from where the engine's time is now."""
+        now = self.catch_up()
+        self._speed = speed
+        self._origin_s = self._loop.time() - now / speed
+        self._arm()
+
     def stop(self) -> None:
         """Lets the clock stand; waiting listeners are not woken."""
         if self._timer is not None:

@@ -35,7 +35,7 @@ class Performance:
     `load_tokens_per_s`: from that tier back to the device; `external_tokens_per_s`: from an external store.
     `block_tokens`: tokens of a KV block.
     `seqs_max`: requests in one batch. `queued_requests_max`, `queued_tokens_max`: waiting ones beyond which
-    a request is rejected, 0 for no limit.
+    a request is rejected, 0 for no limit. `prefix_caching`: False for an engine that reuses nothing.
 
     Errors: ValueError naming the field, its value and its range.
     """
@@ -54,6 +54,7 @@ class Performance:
     seqs_max: int = 256
     queued_requests_max: int = 0
     queued_tokens_max: int = 0
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in ("weights_s", "overhead_s", "token_s", "context_s", "attention_s"):

@@ -15,15 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from extproc.sim import report
+from extproc.sim import report, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["INK", "MissingError", "Picture", "draw"]
-
-# The page replaces this colour by the reader's own text colour.
-INK = "#1f2937"
+__all__ = ["MissingError", "Picture", "draw", "saved"]
 
 _WIDTH_IN, _HEIGHT_IN = 12.0, 5.6
 _COLORS = {report.BASELINE: "#94a3b8", report.CANDIDATE: "#0d9488"}
@@ -32,11 +29,11 @@ _GRID = "#94a3b8"
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 11.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "text.color": sheet.INK,
+    "axes.edgecolor": sheet.INK,
+    "axes.labelcolor": sheet.INK,
+    "xtick.color": sheet.INK,
+    "ytick.color": sheet.INK,
     "svg.hashsalt": "kvring",
 }
 
@@ -61,7 +58,9 @@ def draw(result: report.Report) -> Picture:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
-        raise MissingError("no picture: matplotlib is not installed (pip install 'kvring[sim]')") from error
+        raise MissingError(
+            "no picture: it needs the extra sim (pip install '.[sim]' in the checkout)"
+        ) from error
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=100)
         FigureCanvasAgg(figure)
@@ -83,9 +82,9 @@ def draw(result: report.Report) -> Picture:
         _draw_hits(figure.add_subplot(grid[0, 1]), result)
         _draw_rates(figure.add_subplot(grid[1, 1]), result)
         return Picture(
-            png=_saved(figure, "png", dpi=100),
-            svg=_saved(figure, "svg").decode(),
-            svg_clear=_saved(figure, "svg", transparent=True).decode(),
+            png=saved(figure, "png", dpi=100),
+            svg=saved(figure, "svg").decode(),
+            svg_clear=saved(figure, "svg", transparent=True).decode(),
         )
 
 
@@ -116,7 +115,7 @@ def _draw_waits(axes: Axes, result: report.Report) -> None:
         if not waits:
             continue
         shares = [100 * (index + 1) / len(waits) for index in range(len(waits))]
-        color = _COLORS.get(name, INK)
+        color = _COLORS.get(name, sheet.INK)
         axes.step(
             [waits[0], *waits], [0, *shares], where="post", color=color, lw=2.6, label=_NAMES.get(name, name)
         )
@@ -178,7 +177,7 @@ def _draw_rates(axes: Axes, result: report.Report) -> None:
 def _bars(axes: Axes, places: Sequence[float], values: Sequence[float], name: str, form: str) -> None:
     """Bars of one arm with their numbers; `places` are 0.38 apart where arms stand in pairs, else 1."""
     height = 0.34 if len(places) > 1 else 0.68
-    bars = axes.barh(places, values, height=height, color=_COLORS.get(name, INK))
+    bars = axes.barh(places, values, height=height, color=_COLORS.get(name, sheet.INK))
     texts = [form.format(value) for value in values]
     axes.bar_label(bars, texts, padding=5, fontsize=10.5, fontweight="bold")
 
@@ -209,7 +208,8 @@ def _duration(milliseconds: float | None) -> str:
     return f"{milliseconds / 1000:.3g} s"
 
 
-def _saved(figure: Any, kind: str, **options: Any) -> bytes:
+def saved(figure: Any, kind: str, **options: Any) -> bytes:
+    """`figure` as a file of `kind` ("png", "svg"); `options` are matplotlib's."""
     buffer = io.BytesIO()
     # No date: the same result gives the same file.
     metadata = {"Date": None} if kind == "svg" else None

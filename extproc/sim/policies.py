@@ -1,32 +1,36 @@
 """Policies: every way of choosing a simulation knows, by name: the production router's, then the baselines.
 
-Called by: simulation, cli.simulate. Baselines stand in `extproc.sim.baselines`, which gives `BASELINES`, a
-mapping from name to `chooser.Factory`.
+Called by: comparison, simulation, cli.simulate.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-from collections.abc import Mapping
 from dataclasses import replace
 
-from extproc import choice, ledger, policy, pool, router
+from extproc import choice, outbox, policy, pool, router
 from extproc.signals import Signal
-from extproc.sim import chooser
+from extproc.sim import baselines, chooser
 
-__all__ = ["Production", "factories", "summary"]
+__all__ = ["OWN", "Production", "factories", "scrape_s", "summary"]
 
-_BASELINES = "extproc.sim.baselines"
+OWN = "cost"
+"""kvring's default: the one whose gain over the baseline is told."""
 
 
 class Production:
     """The production router, told what the sidecar's scraper would tell it."""
 
-    def __init__(self, members: pool.Pool, settings: router.Settings) -> None:
-        self.router = router.Router(members, settings)
+    def __init__(
+        self, members: pool.Pool, settings: router.Settings, entries: outbox.Outbox | None = None
+    ) -> None:
+        self.router = router.Router(members, settings, entries)
         self._started_s: dict[pool.EndpointId, float] = {}
+
+    def shares(self) -> Production:
+        """Such a one that tells others what it does."""
+        return Production(self.router.pool, self.router.settings, outbox.Outbox())
 
     def place(
         self, request: chooser.Request, now: float, chance: float
@@ -53,24 +57,16 @@ class Production:
         )
         self.router.signals.put(endpoint, told)
 
-    def learn(
-        self, request: chooser.Request, endpoint: pool.EndpointId, uncached: float, now: float
-    ) -> ledger.Lease:
-        """Note what another router dispatched; the lease is released when that router tells the end."""
-        if request.chain is not None and request.prefills:
-            self.router.residency.add(endpoint, request.chain, now)
-        return self.router.ledger.take(endpoint, round(uncached), now)
-
 
 def factories() -> dict[str, chooser.Factory]:
     """Every policy by name, in the order to show them."""
-    found: dict[str, chooser.Factory] = {
-        name: functools.partial(_production, name) for name in policy.POLICIES
-    }
-    if importlib.util.find_spec(_BASELINES) is not None:
-        baselines: Mapping[str, chooser.Factory] = importlib.import_module(_BASELINES).BASELINES
-        found |= baselines
-    return found
+    own: dict[str, chooser.Factory] = {name: functools.partial(_production, name) for name in policy.POLICIES}
+    return own | dict(baselines.BASELINES)
+
+
+def scrape_s(name: str, usual_s: float) -> float:
+    """How often the router of policy `name` looks at the engines' metrics [s]; most do it as `usual_s`."""
+    return baselines.SCRAPE_S.get(name, usual_s)
 
 
 def summary(name: str) -> str:

@@ -95,6 +95,10 @@ class Replica:
         host, port = self._runner.addresses[0][:2]
         self._address = f"{host}:{port}"
 
+    def pace(self, speed: float) -> None:
+        """Serves at `speed`, engine seconds per real second [> 0], from now to the next `start`."""
+        self._clock.pace(speed)
+
     async def stop(self) -> None:
         """Stops at once; open answers are cut off, as when a vLLM process ends."""
         if self._pacer is not None:

@@ -55,7 +55,8 @@ class Scenario:
     of the token at which a buffering client believes to see the first, 0 for none. `detect_s`: from a
     replica's end or start until the routers know; `boot_s`: from a restart until it serves. `reuse`: False
     for engines without prefix caching. `sees_first_token`: whether routers see answers begin (the gateway
-    sends them answer bodies); else they go by their estimate.
+    sends them answer bodies); else they go by their estimate. `scrape_s`: between two looks at
+    the engines' metrics.
     """
 
     name: str
@@ -75,7 +76,13 @@ class Scenario:
     events: tuple[Event, ...] = ()
     reuse: bool = True
     sees_first_token: bool = True
+    scrape_s: float = 1.0
     settings: router.Settings = field(default_factory=router.Settings)
+
+    @property
+    def unheard(self) -> int:
+        """Other routers of which each knows nothing."""
+        return self.routers - 1 if self.sharing is Sharing.NOTHING else 0
 
     def router_settings(self) -> router.Settings:
         """`settings` with what an operator would have told the router of these servers."""

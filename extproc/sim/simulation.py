@@ -2,7 +2,7 @@
 
 Scripts ask; a chooser places each request; the chosen replica's engine computes; tokens resume the scripts.
 Nothing waits: minutes of traffic are a few thousand events. A chooser learns what the sidecar would: first
-token and end of each request (its lease), one scrape a second, a changed pool `detect_s` after the change.
+token and end of each request (its lease), a scrape each `scrape_s`, a changed pool `detect_s` after.
 
 Law: equal scenario, policy and seed give equal records, in any process. Called by: comparison, tests.
 """
@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from extproc import choice, ledger, policy
-from extproc.sim import chooser, client, clock, fleet, flight, job, policies, scenario
+from extproc import choice, ledger, policy, pool
+from extproc.sim import chooser, client, clock, fleet, flight, job, policies, scenario, sharing
 
 __all__ = ["DRAIN_S", "Simulation", "run"]
 
 DRAIN_S = 3600.0
 """Requests not finished so long after the last one began count as failed."""
 
-_SCRAPE_S = 1.0
 _REFUSED_S = 0.001  # a refused connection is told at once
 
 
@@ -48,9 +47,15 @@ class Simulation:
         self._random = random.Random(f"{seed}/routing")
         names = {f"replica-{number}": model for number, model in enumerate(asked.models)}
         self._fleet = fleet.Fleet(names, asked.external_kv_tokens, asked.shown)
-        settings = asked.router_settings()
+        settings = replace(asked.router_settings(), replicas=asked.unheard + 1)
         views = 1 if asked.sharing is scenario.Sharing.EXACT else asked.routers
         self._choosers = [factory(self._fleet.pool, settings) for _ in range(views)]
+        self._sharing: sharing.Sharing | None = None
+        if asked.sharing is scenario.Sharing.DELAYED:
+            own = [one.shares() for one in self._choosers if isinstance(one, policies.Production)]
+            if own:  # baselines have nothing to share
+                self._choosers = list[chooser.Chooser](own)
+                self._sharing = sharing.Sharing(self._clock, own, asked.sharing_delay_s)
         self._settings = settings
         # The simulator's own count of work, the same for every policy.
         self._ledger = ledger.Ledger(settings.prefill_tokens_per_s)
@@ -58,12 +63,22 @@ class Simulation:
         self._records: list[flight.Record] = []
         self._open = 0  # requests in flight
 
+    @property
+    def told(self) -> tuple[int, int]:
+        """Messages and bytes that routers have told each other."""
+        return (0, 0) if self._sharing is None else (self._sharing.told, self._sharing.told_bytes)
+
+    @property
+    def replicas(self) -> Mapping[pool.EndpointId, fleet.Replica]:
+        """The model servers as they stand; one that is down has no engine."""
+        return self._fleet.replicas
+
     def run(self, progress: Callable[[float], None] | None = None) -> list[flight.Record]:
         """Run to the end."""
         timer, asked = self._clock, self._asked
         for event in asked.events:
             timer.at(event.at_s, functools.partial(self._happen, event))
-        timer.at(_SCRAPE_S, self._scrape)
+        timer.at(asked.scrape_s, self._scrape)
         self._start_next()
         told_s = 0.0
         while timer.step():
@@ -142,8 +157,7 @@ class Simulation:
             return
         self._advance(replica)
         self._submit(replica, one, ask)
-        if self._asked.sharing is scenario.Sharing.DELAYED:
-            self._tell_others(index, one, request, made)
+        self._poke()
 
     def _submit(self, replica: fleet.Replica, one: flight.Flight, ask: client.Ask) -> None:
         engine, now = replica.engine, self._clock.now
@@ -175,26 +189,15 @@ class Simulation:
         one.record.fullness = self._ledger.load(replica.id, now).work / bound
         one.truth = self._ledger.take(replica.id, uncached, now)
 
-    def _tell_others(
-        self, index: int, one: flight.Flight, request: chooser.Request, made: choice.Choice
-    ) -> None:
-        uncached = max(made.prompt_tokens - made.cached_tokens, 0)
-
-        def learn(other: policies.Production) -> None:
-            if one.record.finished_s is None and one.record.error is None:
-                lease = other.learn(request, made.endpoint.id, uncached, self._clock.now)
-                one.leases.append(lease)
-                if one.record.first_s is not None and self._asked.sees_first_token:
-                    lease.prefilled()
-
-        for number, other in enumerate(self._choosers):
-            if number != index and isinstance(other, policies.Production):
-                self._clock.after(self._asked.sharing_delay_s, functools.partial(learn, other))
+    def _poke(self) -> None:
+        if self._sharing is not None:
+            self._sharing.poke()
 
     def _fail(self, one: flight.Flight, error: str) -> None:
         one.record.error = error
         self._open -= 1
         one.release()
+        self._poke()
         self._clock.after(
             _REFUSED_S + self._asked.client_s,
             functools.partial(self._resume, one.thread, client.Answer(error)),
@@ -238,6 +241,7 @@ class Simulation:
                 self._open -= 1
                 one.release()
                 self._clock.at(at_s, functools.partial(self._resume, one.thread, client.Answer()))
+        self._poke()
 
     def _scrape(self) -> None:
         now = self._clock.now
@@ -247,7 +251,7 @@ class Simulation:
                 for one in self._choosers:
                     one.observe(replica.id, signals, now)
         if now < self._asked.duration_s + DRAIN_S:
-            self._clock.after(_SCRAPE_S, self._scrape)
+            self._clock.after(self._asked.scrape_s, self._scrape)
 
     def _happen(self, event: scenario.Event) -> None:
         if event.kind is scenario.Kind.ADD:

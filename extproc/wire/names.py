@@ -15,6 +15,7 @@ __all__ = [
     "STEER_NAMESPACE",
     "SUBSET",
     "SUBSET_NAMESPACE",
+    "WHY",
 ]
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -25,6 +26,9 @@ STEER = "x-gateway-destination-endpoint"  # the header's name and the metadata's
 SERVED = f"{STEER}-served"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET = f"{STEER}-subset"
+
+WHY = "x-kvring-decision"
+"""Metadata beside the steer, where asked for; Envoy can put it into the answer's headers."""
 
 REFUSED = "x-kvring-refused"
 """Header of an answer that kvring gave itself: why."""

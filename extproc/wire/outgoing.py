@@ -60,7 +60,11 @@ def encode(action: protocol.Action, *, header: bool = True) -> pb.ProcessingResp
         case protocol.Reply(phase=phase, steer=steer, headers=headers):
             if headers:
                 return _with_headers(phase, headers)
-            return _CONTINUE[phase] if steer is None else _steered(phase, steer.address, header)
+            if steer is None:
+                return _CONTINUE[phase]
+            if not steer.why:
+                return _steered(phase, steer.address, header)
+            return _explained(_steered(phase, steer.address, header), steer.why)
         case protocol.Refuse(status=status, reason=reason):
             return _refusal(status, reason)
         case protocol.Echo():
@@ -92,6 +96,14 @@ def _steered(phase: protocol.Phase, address: str, header: bool) -> pb.Processing
         mutation.remove_headers.append(names.STEER)
         return message
     _set(mutation, names.STEER, address)
+    return message
+
+
+def _explained(steered: pb.ProcessingResponse, why: str) -> pb.ProcessingResponse:
+    message = pb.ProcessingResponse()
+    message.CopyFrom(steered)
+    steer = message.dynamic_metadata.fields[names.STEER_NAMESPACE].struct_value
+    steer.fields[names.WHY].string_value = why
     return message
 
 

@@ -1,9 +1,15 @@
-"""Scraping 256 endpoints every second: what it costs, and whether a choice ever waits for it.
+"""Scraping 256 endpoints every second: what it costs, and how long a choice ever waits for it.
 
-Each answers with the 60 KB of a real vLLM. CPU time of this process, of which the servers are no part, over
-wall time, the least of a few windows, reckoned down by what a fixed piece of work takes meanwhile: where
-cores are shared the same work takes up to twice as long. And how late a timer of 1 ms comes with and without
-scraping.
+Each answers with the 60 KB of a real vLLM. The cost is CPU time of this process, of which the servers are no
+part, over wall time, in the best of a few windows. Where cores are shared the same work takes up to twice its
+time: so it is reckoned down by what a fixed piece of work takes meanwhile, over the least that this took in
+the whole run. Where others never leave the cores alone there is no such least: then a miss says nothing, and
+the test skips.
+
+A choice runs on the loop that scrapes, so it waits for what is ready before it. That wait is measured as CPU
+time too, which does not grow with what else the machine does: what the loop computes between the moment at
+which something asks to be run and its turn. It is told in choices: of 256 endpoints, for a prompt of 8,000
+tokens, measured in the same run.
 """
 
 from __future__ import annotations
@@ -11,20 +17,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import os
 import pathlib
 import random
+import statistics
 import sys
+import threading
 import time
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import pytest
 
-from extproc import config, metrics, pool, router
+from extproc import config, metrics, pool, prompt, router
 from extproc.endpoints import fleet, static
 
 ENDPOINTS = 256
 WINDOWS, SECONDS = 4, 4.0
-REST_US = 15.0  # what `_spin_us` is where nothing else runs; work that shares its core takes longer
 BODY = (pathlib.Path(__file__).parents[1] / "data/vllm_metrics.txt").read_bytes()
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
 SHORT = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -50,23 +59,71 @@ def _serve(ports: Connection) -> None:
     asyncio.run(run())
 
 
-async def _lateness_ms(seconds: float) -> list[float]:
-    """How much later than asked a timer of 1 ms comes, again and again [ms, sorted]."""
-    late = []
-    end_s = time.perf_counter() + seconds
-    while time.perf_counter() < end_s:
-        before = time.perf_counter()
-        await asyncio.sleep(0.001)
-        late.append((time.perf_counter() - before - 0.001) * 1000)
-    return sorted(late)
+@dataclass
+class Measured:
+    """`windows`: part of a core spent, how much slower the machine was than at best, scrapes a second."""
+
+    choice_s: float
+    waits_s: list[float]
+    windows: list[tuple[float, float, float]] = field(default_factory=list)
+    spins_s: list[float] = field(default_factory=list)
 
 
-async def _measure(ports: list[int]) -> tuple[float, float, list[float], list[float], float]:
+def _spin(measured: Measured) -> float:
+    """What a fixed piece of work takes now [s of CPU], as the median of many short ones."""
+    taken = []
+    for _ in range(60):
+        started_s = time.thread_time()
+        for _ in range(30):
+            sum(range(1000))
+        taken.append(time.thread_time() - started_s)
+    measured.spins_s += taken
+    return statistics.median(taken)
+
+
+async def _waits_s(seconds: float) -> list[float]:
+    """How much the loop computes before something gets its turn that asks for it at a random moment [s]."""
+    loop = asyncio.get_running_loop()
+    found: list[float] = []
+    main_clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
+    over = threading.Event()
+
+    def turn(asked_s: float) -> None:
+        found.append(time.clock_gettime(main_clock) - asked_s)
+
+    def ask() -> None:
+        rng = random.Random(1)
+        while not over.wait(rng.expovariate(300)):
+            loop.call_soon_threadsafe(turn, time.clock_gettime(main_clock))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    await asyncio.sleep(seconds)
+    over.set()
+    await asyncio.to_thread(asking.join)
+    return found
+
+
+def _choice_s(members: list[config.Endpoint]) -> float:
+    """What one choice takes [s of CPU]."""
+    endpoints = [pool.Endpoint(pool.EndpointId(one.name), one.address) for one in members]
+    chooser = router.Router(pool.make("default", endpoints), router.Settings())
+    taken = []
+    for number in range(200):
+        text = b"conversation %d has much to say. " % number * 1000
+        asked = prompt.Prompt("/chat/completions", "m", (b"m",), text)
+        started_s = time.thread_time()
+        chooser.choose(asked, number * 0.01, 0.5)
+        taken.append(time.thread_time() - started_s)
+    return statistics.median(taken)
+
+
+async def _measure(ports: list[int]) -> Measured:
     listed = [config.Endpoint(name=f"e{n}", address=f"127.0.0.1:{port}") for n, port in enumerate(ports)]
     group = config.Pool(
         endpoints=listed, health=config.Health(interval_s=300), signals=config.Signals(models_interval_s=0)
     )
-    quiet = await _lateness_ms(3)
+    measured = Measured(_choice_s(listed), [])
     chooser = router.Router(pool.make("default", ()), config.router_settings(group))
     counted = metrics.Metrics(chooser, time.monotonic, 0.0)
     members = static.Static(config.static_members(group), time.monotonic)
@@ -76,29 +133,18 @@ async def _measure(ports: list[int]) -> tuple[float, float, list[float], list[fl
     await asyncio.sleep(2)
     gc.collect()
     gc.freeze()  # as app does once all is built
-    measured = []
     for _ in range(WINDOWS):
-        slower = max(1.0, _spin_us() / REST_US)
+        spin_s = _spin(measured)
         before = _scrapes(counted)
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         await asyncio.sleep(SECONDS)
-        wall_s = time.perf_counter() - wall_s
-        slower = (slower + max(1.0, _spin_us() / REST_US)) / 2
-        spent = (time.process_time() - cpu_s) / wall_s
-        measured.append((spent / slower, spent, (_scrapes(counted) - before) / wall_s))
-    at_rest, spent, rate = min(measured)
-    busy = await _lateness_ms(5)
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+        spin_s = (spin_s + _spin(measured)) / 2
+        measured.windows.append((cpu_s / wall_s, spin_s, (_scrapes(counted) - before) / wall_s))
+    measured.waits_s = sorted(await _waits_s(6))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    return at_rest, spent, quiet, busy, rate
-
-
-def _spin_us() -> float:
-    """How busy the machine is: what a fixed piece of work takes [us]."""
-    started_s = time.process_time()
-    for _ in range(2000):
-        sum(range(1000))
-    return (time.process_time() - started_s) / 2000 * 1e6
+    return measured
 
 
 def _scrapes(counted: metrics.Metrics) -> float:
@@ -111,16 +157,25 @@ def test_256_endpoints_a_second_cost_a_tenth_of_a_core_at_most_and_delay_no_choi
     process.start()
     try:
         assert ours.poll(30)
-        at_rest, spent, quiet, busy, rate = asyncio.run(_measure(ours.recv()))
+        measured = asyncio.run(_measure(ours.recv()))
     finally:
         ours.send(None)
         process.join(10)
-    each_us = spent / rate * 1e6
-    said = [f"{rate:.0f} scrapes/s of {len(BODY)} bytes: {spent:.1%} of a core, {each_us:.0f} us each"]
-    said.append(f"at this machine's speed at rest {at_rest:.1%} of a core")
-    for name, late in (("without", quiet), ("with", busy)):
-        median, most = late[len(late) // 2], late[int(len(late) * 0.99)]
-        said.append(f"timer late {name}: median {median:.2f} ms, 99 % {most:.2f} ms")
-    sys.stdout.write("\n" + "\n".join(said) + "\n")
+    rest_s = min(measured.spins_s)
+    at_rest, spent, spin_s, rate = min(
+        (spent * rest_s / spin_s, spent, spin_s, rate) for spent, spin_s, rate in measured.windows
+    )
+    waits_s, choice_s = measured.waits_s, measured.choice_s
+    median_s, most_s = waits_s[len(waits_s) // 2], waits_s[int(len(waits_s) * 0.999)]
+    sys.stdout.write(
+        f"\n{rate:.0f} scrapes/s of {len(BODY)} bytes: {spent:.1%} of a core, "
+        f"{spent / rate * 1e6:.0f} us each; {at_rest:.1%} where the machine has nothing else to do "
+        f"(it took {spin_s / rest_s:.2f} of its best time)\n"
+        f"a choice: {choice_s * 1e6:.0f} us; what it waits for: median {median_s * 1e6:.0f} us, "
+        f"99.9 % {most_s * 1e6:.0f} us, most {waits_s[-1] * 1e6:.0f} us, of {len(waits_s)}\n"
+    )
     assert rate > 0.9 * ENDPOINTS
+    assert most_s < 10 * choice_s
+    if at_rest > 0.10 and os.getloadavg()[0] > 1.5:  # ours is one
+        pytest.skip(f"a busy machine: {at_rest:.1%} of a core says nothing")
     assert at_rest <= 0.10

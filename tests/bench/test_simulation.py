@@ -7,14 +7,13 @@ the folder that holds them.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from extproc.sim import comparison, figures, performance, policies, simulation, traces, workloads
+from tests import shared_data
 
 pytestmark = pytest.mark.bench
 
@@ -55,7 +54,6 @@ def test_cost_is_no_slower_than_turns_and_hits_at_least_as_often(text):
     assert cost["requests_per_s"].mean >= 0.97 * turns["requests_per_s"].mean
 
 
-@pytest.mark.skipif("KVRING_DATA" not in os.environ, reason="KVRING_DATA names no folder of traces")
 @pytest.mark.parametrize(
     "name",
     [
@@ -67,7 +65,7 @@ def test_cost_is_no_slower_than_turns_and_hits_at_least_as_often(text):
 )
 def test_on_recorded_traffic_cost_is_no_slower_than_turns(name):
     model = dataclasses.replace(performance.PRESETS["32b-fp8-h100"], block_tokens=64)
-    asked = traces.load(Path(os.environ["KVRING_DATA"]) / "traces" / name, model, 8)
+    asked = traces.load(shared_data.path(f"traces/{name}"), model, 8)
     merged = show(comparison.compare(asked, {one: FACTORIES[one] for one in POLICIES}, (1,)))
     assert merged["cost"]["ttft_mean_ms"].mean <= 1.05 * merged["round_robin"]["ttft_mean_ms"].mean
 

@@ -22,6 +22,11 @@ def really_inflight(running: fleets.Fleet) -> dict[str, int]:
     return {each.settings.name: each.engine.running + each.engine.waiting for each in running.replicas}
 
 
+def tokens_made(running: fleets.Fleet) -> int:
+    """Tokens of answers that the replicas have made since they were started."""
+    return sum(each.engine.tally.generation_tokens for each in running.replicas)
+
+
 def ready(state: dict) -> set[str]:
     """Names of the endpoints that may be chosen."""
     return {each["name"] for each in endpoints(state) if each["ready"]}

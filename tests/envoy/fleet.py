@@ -23,6 +23,9 @@ from extproc.sim import performance, replica
 
 PRESET = "codellama-13b-a100-40"
 MODEL = "codellama-13b"
+PATIENCE_S = 10.0
+"""For an answer of kvring, and for a body: a pause of a busy machine must not look like kvring hanging."""
+SHIPPED_S = bootstrap.Steering([bootstrap.Sidecar("127.0.0.1:1")]).message_timeout_s
 
 
 class Fleet:
@@ -102,6 +105,11 @@ class Fleet:
         """Connections are refused until it is started again, with its cache as it was."""
         await self.replicas[number].stop()
 
+    def pace(self, speed: float) -> None:
+        """All replicas go on at `speed`: answers kept open by a slow one end soon at a quick one."""
+        for one in self.replicas:
+            one.pace(speed)
+
     # ---- looking inside ----
 
     async def get(self, url: str) -> str:
@@ -167,13 +175,15 @@ async def fleet(
     listener: dict | None = None,
     kvring: bool = True,
     others: dict[str, str] | None = None,
+    message_timeout_s: float = PATIENCE_S,
     **steering,
 ):
     """A running Fleet.
 
     directory: for its files. pool, settings: more keys of kvring.yaml, in its pool and at its top.
     listener, steering: more fields of bootstrap.Listener and bootstrap.Steering (`body_mode`, `fail_open`,
-    `message_timeout_s`, ...). kvring: False starts everything but kvring, whose ports are then unused ones.
+    ...). message_timeout_s: less where Envoy shall do without an answer; SHIPPED_S is a user's. kvring: False
+    starts everything but kvring, whose ports are then unused ones.
     others: name -> address of further endpoints that a test runs itself.
     """
     model = performance.PRESETS[PRESET]
@@ -184,7 +194,12 @@ async def fleet(
         "prefill_tokens_per_s": speed / model.token_s,
         "health": {"interval_s": 0.2},
     } | (pool or {})
-    settings = {"drain_notice_s": 0, "drain_timeout_s": 1, "log_level": "warning"} | (settings or {})
+    settings = {
+        "drain_notice_s": 0,
+        "drain_timeout_s": 1,
+        "decision_timeout_s": PATIENCE_S,
+        "log_level": "warning",
+    } | (settings or {})
     running = Fleet(directory, pool, settings)
     async with contextlib.AsyncExitStack() as stack:
         running.http = await stack.enter_async_context(
@@ -208,7 +223,7 @@ async def fleet(
             bootstrap.Listener(
                 "127.0.0.1:0",
                 running.endpoints,
-                steering=bootstrap.Steering([sidecar], **steering),
+                steering=bootstrap.Steering([sidecar], message_timeout_s=message_timeout_s, **steering),
                 expose_endpoint=True,
                 access_log_path=str(running._access_log_path),
                 **(listener or {}),

@@ -111,9 +111,7 @@ async def test_a_fleet_under_load_survives_all_that_happens_to_endpoints(fleet, 
         for name in SPARE:
             one = replica.Replica(model, replica.Settings(name, speed=SPEED))
             others[name] = (await stack.enter_async_context(one)).address
-        running = await stack.enter_async_context(
-            fleet(replicas=5, speed=SPEED, pool=pool, others=others, message_timeout_s=10)
-        )
+        running = await stack.enter_async_context(fleet(replicas=5, speed=SPEED, pool=pool, others=others))
         http = running.http
         running.http = await stack.enter_async_context(client.session())
         list_endpoints(path, running, FIRST)
@@ -143,11 +141,12 @@ async def test_a_fleet_under_load_survives_all_that_happens_to_endpoints(fleet, 
         assert load.failed.total() == failed_then
         port = int(others["restarted"].rpartition(":")[2])
         open_there = (await inflight(running))["restarted"]
+        held = (await blocks(running))["restarted"]
         await children["restarted"].stop()
         again = gateway.command(words(port), name="restarted")
         await stack.enter_async_context(again)
         await client.until(lambda: restarted(running), "restart noticed")
-        assert (await blocks(running))["restarted"] < 200
+        assert (await blocks(running))["restarted"] < held / 2  # and what came since
 
         # two join, two leave, one drains
         stay = [name for name in FIRST if name not in ("killed", "replica-0", "replica-1")] + SPARE
@@ -169,7 +168,7 @@ async def test_a_fleet_under_load_survives_all_that_happens_to_endpoints(fleet, 
         load.done = True
         await asyncio.gather(*users)
         running.http = http
-        assert (await running.state())["pools"][0]["open_leases"] == 0
+        await client.until(lambda: all_over(running), "no lease left")
         assert await running.metric("kvring_endpoint_events_total", event="restarted") == 1
 
 
@@ -185,11 +184,16 @@ async def restarted(running: fleets.Fleet) -> bool:
     return await running.metric("kvring_endpoint_events_total", event="restarted") == 1
 
 
+async def all_over(running: fleets.Fleet) -> bool:
+    return not any(each["open_leases"] for each in (await running.state())["pools"])
+
+
 async def idle(running: fleets.Fleet, name: str) -> bool:
     return (await inflight(running))[name] == 0
 
 
-async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_served(fleet, tmp_path):
+@pytest.mark.parametrize("requests", [240, pytest.param(10_000, marks=pytest.mark.heavy)])
+async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_served(fleet, requests):
     model = performance.PRESETS[fleets.PRESET]
     async with contextlib.AsyncExitStack() as stack:
         served: dict[str, tuple[str, ...]] = {}
@@ -206,9 +210,7 @@ async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_serv
             {"name": "chat", "endpoints": listed[:4], **common},
             {"name": "code", "endpoints": listed[4:], "match": {"models": ["coder*"]}, **common},
         ]
-        running = await stack.enter_async_context(
-            fleet(replicas=0, others=others, settings={"pools": pools}, message_timeout_s=10)
-        )
+        running = await stack.enter_async_context(fleet(replicas=0, others=others, settings={"pools": pools}))
         landed: Counter[tuple[str, str]] = Counter()
 
         async def ask(number: int) -> None:
@@ -218,13 +220,13 @@ async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_serv
             assert wanted in served[answer.served_by]
             landed[wanted, answer.served_by] += 1
 
-        for start in range(0, 240, 24):
-            await asyncio.gather(*(ask(number) for number in range(start, start + 24)))
+        for start in range(0, requests, 24):
+            await asyncio.gather(*(ask(number) for number in range(start, min(start + 24, requests))))
         assert len([1 for wanted, _ in landed if wanted == "llama"]) == 4
         assert len([1 for wanted, _ in landed if wanted == "legal"]) == 2
         assert len([1 for wanted, _ in landed if wanted == "coder"]) == 2
         assert await running.metric("kvring_no_opinion_total") == 0
+        await client.until(lambda: all_over(running), "no lease left")
         states = (await running.state())["pools"]
-        assert [state["open_leases"] for state in states] == [0, 0]
         adapters = {one["name"] for one in states[0]["endpoints"] if "legal" in one["models"]}
         assert adapters == {"llama-1", "llama-3"}

@@ -51,7 +51,7 @@ class Conversation:
 
 @pytest.mark.parametrize("policy", ["cost", "ring"])
 async def test_the_turns_of_a_conversation_land_on_one_replica_and_find_ever_more_there(fleet, policy):
-    async with fleet(replicas=ENDPOINTS, policy=policy, message_timeout_s=10) as running:
+    async with fleet(replicas=ENDPOINTS, policy=policy) as running:
         await _homes(running, KEYS[:20])  # some history, so that the conversation is not all of it
         chat = Conversation("Ada")
         for _ in range(4):
@@ -65,7 +65,7 @@ async def test_the_turns_of_a_conversation_land_on_one_replica_and_find_ever_mor
 
 async def test_round_robin_scatters_the_same_turns(fleet):
     """So the test above can fail."""
-    async with fleet(replicas=ENDPOINTS, policy="round_robin", message_timeout_s=10) as running:
+    async with fleet(replicas=ENDPOINTS, policy="round_robin") as running:
         chat = Conversation("Ada")
         for _ in range(4):
             await chat.turn(running)
@@ -75,7 +75,7 @@ async def test_round_robin_scatters_the_same_turns(fleet):
 
 @pytest.mark.parametrize("policy", ["cost", "ring"])
 async def test_conversations_that_share_a_system_prompt_spread_and_stay(fleet, policy):
-    async with fleet(replicas=ENDPOINTS, policy=policy, speed=2, message_timeout_s=10) as running:
+    async with fleet(replicas=ENDPOINTS, policy=policy, speed=2) as running:
         chats = [Conversation(f"user {number}", words=50) for number in range(40)]
 
         async def talk(chat):
@@ -98,7 +98,7 @@ async def test_conversations_that_share_a_system_prompt_spread_and_stay(fleet, p
 
 async def test_restarted_reseeded_and_shuffled_processes_choose_the_same_homes(fleet, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "1")
-    async with fleet(replicas=ENDPOINTS, policy="ring", message_timeout_s=10) as running:
+    async with fleet(replicas=ENDPOINTS, policy="ring") as running:
         first = await _homes(running)
         shares = Counter(first.values())
         assert len(shares) == ENDPOINTS  # else the comparison says little
@@ -119,9 +119,9 @@ async def test_restarted_reseeded_and_shuffled_processes_choose_the_same_homes(f
 
 
 async def test_two_processes_side_by_side_choose_the_same_homes(fleet, monkeypatch):
-    async with fleet(replicas=ENDPOINTS, policy="ring", message_timeout_s=10) as one:
+    async with fleet(replicas=ENDPOINTS, policy="ring") as one:
         monkeypatch.setenv("PYTHONHASHSEED", "77")
-        async with fleet(replicas=ENDPOINTS, policy="ring", message_timeout_s=10) as other:
+        async with fleet(replicas=ENDPOINTS, policy="ring") as other:
             # other replicas and addresses; the names are the same, and names are the ring's keys
             assert not set(one.addresses) & set(other.addresses)
             assert await _homes(one, KEYS[:40]) == await _homes(other, KEYS[:40][::-1])
@@ -129,7 +129,7 @@ async def test_two_processes_side_by_side_choose_the_same_homes(fleet, monkeypat
 
 async def test_homes_of_prompts_with_a_shared_start_survive_a_restart_too(fleet):
     prompts = [SYSTEM["content"] + key for key in KEYS[:40]]
-    async with fleet(replicas=ENDPOINTS, policy="ring", message_timeout_s=10) as running:
+    async with fleet(replicas=ENDPOINTS, policy="ring") as running:
         await _homes(running, prompts)
         settled = await _homes(running, prompts)
         assert len(set(settled.values())) == ENDPOINTS
@@ -143,7 +143,7 @@ async def test_homes_of_prompts_with_a_shared_start_survive_a_restart_too(fleet)
 
 
 async def test_an_endpoint_removed_moves_only_its_own_keys(fleet):
-    async with fleet(replicas=ENDPOINTS, policy="ring", message_timeout_s=10) as running:
+    async with fleet(replicas=ENDPOINTS, policy="ring") as running:
         before = await _homes(running)
         biggest = Counter(before.values()).most_common(1)[0][0]  # else too few keys move to say much
         [gone] = [each for each in running.endpoints if each.name == biggest]

@@ -33,7 +33,7 @@ def troubled(fleet):
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 async def test_a_client_that_goes_away_frees_its_slot_and_its_lease(fleet, mode):
     # a step of 2,048 tokens takes 0.9 s, one token 0.1 s: time enough to be seen in either
-    async with fleet(body_mode=mode, speed=0.2, message_timeout_s=10) as running:
+    async with fleet(body_mode=mode, speed=0.2) as running:
         for name, body, in_prefill in [
             ("in prefill", client.chat_body("many words " * 3000, max_tokens=50), True),
             (
@@ -69,24 +69,23 @@ async def _one_open(running):
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 async def test_replicas_that_reset_cut_or_say_nothing_leave_no_lease(troubled, mode):
-    async with troubled(replicas=1, body_mode=mode, policy="round_robin", message_timeout_s=10) as (
+    async with troubled(replicas=1, body_mode=mode, policy="round_robin") as (
         running,
         trouble,
     ):
         for kind in ("reset", "cut", "silent", "503"):
             trouble.kinds = [kind]
-            for _ in range(4):  # every other one is sent to it
+            while trouble.calls[kind] < 2:  # every other one is sent to it
                 with contextlib.suppress(*traffic.GOES_WRONG):
-                    async with asyncio.timeout(0.5):
+                    async with asyncio.timeout(0.5 if kind == "silent" else client.WAIT_S):
                         await running.chat(kind, stream=True)
-            assert trouble.calls[kind] >= 2
             await account.settled(running)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 async def test_half_sent_bodies_hinder_nobody_and_leave_nothing(fleet, mode):
     body = client.chat_body("half of this " * 500)
-    async with fleet(body_mode=mode, message_timeout_s=10) as running:
+    async with fleet(body_mode=mode) as running:
         async with contextlib.AsyncExitStack() as stack:
             halves = [await stack.enter_async_context(client.raw(running)) for _ in range(200)]
             for half in halves:
@@ -108,7 +107,7 @@ async def _streams_open(running, count):
 
 async def test_a_long_stream_costs_kvring_no_memory_per_token(fleet):
     # the mode in which kvring sees every piece of the answer
-    async with fleet(response_body_mode=BodyMode.STREAMED, speed=1, message_timeout_s=10) as running:
+    async with fleet(response_body_mode=BodyMode.STREAMED, speed=1) as running:
 
         async def talk(number):
             answer = await running.chat(f"user {number}", max_tokens=200, stream=True)
@@ -140,7 +139,7 @@ async def _open(running, count):
 
 MANY = {
     # mode, rounds, requests a round
-    "BUFFERED_PARTIAL": (BodyMode.BUFFERED_PARTIAL, 2, 1000),
+    "BUFFERED_PARTIAL": (BodyMode.BUFFERED_PARTIAL, 2, 600),
     "FULL_DUPLEX_STREAMED": (BodyMode.FULL_DUPLEX_STREAMED, 2, 400),
 }
 HEAVY = {
@@ -197,4 +196,9 @@ def _same(seen, requests):
     first, last = seen[0], seen[-1]
     lost_by_grpc = 256 * requests * (len(seen) - 1)  # some 170 bytes a stream that is reset: grpc#43360
     assert last[0] - first[0] < 3 * MIB + lost_by_grpc
-    assert last[1] == first[1]
+    assert _own(last[1]) == _own(first[1])
+
+
+def _own(series):
+    """Without what engines tell: it comes whenever they have told it, and once for each endpoint."""
+    return {one for one in series if not one.startswith("kvring_engine_")}

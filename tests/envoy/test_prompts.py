@@ -97,7 +97,6 @@ async def stage(request, tmp_path_factory):
         listener={"body_bytes_max": BUFFER_BYTES},
         body_mode=request.param,
         response_body_mode=BodyMode.STREAMED,
-        message_timeout_s=10,
     ) as running:
         made.running = running
         made.mode = request.param

@@ -17,7 +17,7 @@ MODES = [BodyMode.BUFFERED_PARTIAL, BodyMode.BUFFERED]  # in full duplex nothing
 async def test_a_failing_home_costs_no_request_and_the_body_is_sent_again_unchanged(fleet, mode, kind):
     async with troublemaker.troublemaker() as trouble:
         trouble.kinds = [kind]
-        options = {"others": {"trouble": trouble.address}, "message_timeout_s": 10}
+        options = {"others": {"trouble": trouble.address}}
         async with fleet(replicas=2, policy="ring", body_mode=mode, **options) as running:
             its_own = []  # prompts whose home it is
             for number in range(24):
@@ -56,7 +56,7 @@ async def test_an_answer_that_another_replica_would_give_too_is_not_retried(shar
 async def test_an_answer_that_is_cut_off_is_not_sent_twice(fleet):
     async with troublemaker.troublemaker() as trouble:
         trouble.kinds = ["cut"]
-        options = {"others": {"trouble": trouble.address}, "message_timeout_s": 10}
+        options = {"others": {"trouble": trouble.address}}
         async with fleet(replicas=1, policy="round_robin", **options) as running:
             asked = [running.chat(f"user {number}", stream=True) for number in range(8)]
             answers = await asyncio.gather(*asked, return_exceptions=True)  # Envoy tells of a cut after 1 s

@@ -37,7 +37,7 @@ async def _send(running, headers, *, method="POST", fault=""):
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 async def test_a_spoofed_destination_is_never_honoured_nor_passed_on(fleet, mode):
-    async with fleet(replicas=4, body_mode=mode, policy="ring", message_timeout_s=10) as running:
+    async with fleet(replicas=4, body_mode=mode, policy="ring") as running:
         await running.chat(PROMPT)
         home = (await running.chat(PROMPT)).served_by
         target = next(address for address in running.addresses if address != home)
@@ -77,7 +77,7 @@ async def test_a_spoofed_destination_is_never_honoured_nor_passed_on(fleet, mode
 
 
 async def test_a_destination_smuggled_in_a_trailer_or_by_connection_does_not_steer(fleet):
-    async with fleet(replicas=4, policy="ring", message_timeout_s=10) as running:
+    async with fleet(replicas=4, policy="ring") as running:
         await running.chat(PROMPT)
         home = (await running.chat(PROMPT)).served_by
         target = next(address for address in running.addresses if address != home)
@@ -98,7 +98,7 @@ async def test_a_destination_smuggled_in_a_trailer_or_by_connection_does_not_ste
 
 
 async def test_an_endpoint_outside_the_cluster_cannot_be_reached(fleet):
-    async with troublemaker.troublemaker() as outside, fleet(replicas=2, message_timeout_s=10) as running:
+    async with troublemaker.troublemaker() as outside, fleet(replicas=2) as running:
         for headers in _spoofs(outside.address) * 2:
             assert (await _send(running, headers)).status == 200
             assert (await _send(running, headers, method="GET")).status == 200

@@ -20,7 +20,7 @@ from extproc.endpoints import source
 from tests.functional.conftest import eventually
 
 QUICK = config.Signals(interval_s=0.05, age_max_s=5.0, models_interval_s=0.05)
-PROBES = config.Health(interval_s=0.05, timeout_s=1.0, failures=1)
+PROBES = config.Health(interval_s=0.05, timeout_s=10.0, failures=1)
 
 
 @dataclass
@@ -119,6 +119,7 @@ class Script:
 
     def __init__(self) -> None:
         self.listed: list[pool.Endpoint] = []
+        self.faults: list[Exception] = []  # of the source's own, to be raised at the next changes
         self._changed = asyncio.Event()
 
     def list(self, *endpoints: pool.Endpoint) -> None:
@@ -130,6 +131,8 @@ class Script:
             publish(self.listed)
             await self._changed.wait()
             self._changed.clear()
+            if self.faults:
+                raise self.faults.pop()
 
     def contact_age_s(self, now: float) -> float | None:  # noqa: ARG002
         return 0.0
@@ -205,7 +208,7 @@ async def running(
     script.listed = [made.member(name) for name in engines]
     task = asyncio.create_task(made.fleet.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await made.fleet.settled.wait()
             yield made
         assert not task.done()

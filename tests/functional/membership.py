@@ -9,7 +9,7 @@ from typing import Any
 
 from extproc import pool
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Membership:

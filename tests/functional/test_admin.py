@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import re
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from prometheus_client import parser
 
-from tests import ext_proc_client
+from extproc import prompt
+from tests import ext_proc_client, promtool, sdk_bodies
 from tests.ext_proc_client import Client, Mode, Stream
-from tests.functional.conftest import ROOT, FakeEndpoint, Launch, Sidecar, eventually
+from tests.functional.conftest import ROOT, WAIT_S, FakeEndpoint, Launch, Sidecar, eventually
 
 MARK = "xyzzy-secret"
+PAGES = ("/metrics", "/api/state", "/api/choices", "/api/config", "/", "/healthz", "/readyz")
 DUPLEX = Mode.FULL_DUPLEX_STREAMED
 
 
 def documented() -> dict[str, tuple[str, str]]:
     """Name -> (type, meaning) of the metrics in docs/metrics.md."""
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(kvring_\w+)` \| (\w+) \| [^|]* \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| `((?:kvring|process)_\w+)` \| (\w+) \| [^|]* \| (.*) \|$", text, re.MULTILINE)
     return {name: (kind, meaning) for name, kind, meaning in rows}
 
 
@@ -124,8 +128,6 @@ async def no_leases(running: Sidecar) -> bool:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_the_admin_server_only_reads(serve: Callable[..., Any], method: str) -> None:
-    import aiohttp  # noqa: PLC0415
-
     served = await serve()
     await served.admin.start("127.0.0.1:0")
     try:
@@ -185,14 +187,15 @@ async def test_requests_leave_no_trace_and_make_no_series(
         await stream.receive()
         stream.cancel()
     await garbage(running.admin)
+    await explained(running)
     await eventually(lambda: no_leases(running))
 
     families = await scraped(running)
     assert await series(running) == before
-    pages = [(await running.get(page))[1] for page in ("/metrics", "/api/state", "/healthz", "/readyz")]
+    pages = [(await running.get(page))[1] for page in PAGES]
     counted = {
         tuple(sample.labels.values()): sample.value
-        for name in ("kvring_choices", "kvring_unkeyed", "kvring_no_opinion")
+        for name in ("kvring_choices", "kvring_unkeyed", "kvring_no_opinion", "kvring_refused")
         for sample in families[name].samples
         if sample.name.endswith("_total")
     }
@@ -200,7 +203,7 @@ async def test_requests_leave_no_trace_and_make_no_series(
     assert counted["bad_json",] > 0
     assert counted["content_encoding",] > 0
     assert counted["malformed_message",] == 3
-    assert counted["no_endpoint",] == 1
+    assert counted["subset",] == 1
     assert counted["fault",] == 0
     running.signal()
     assert await running.exited() == 0
@@ -209,6 +212,20 @@ async def test_requests_leave_no_trace_and_make_no_series(
     everything = "\n".join([*pages, running.stderr()])
     assert MARK not in everything
     assert len(everything) > 10_000
+
+
+async def explained(running: Sidecar) -> None:
+    """Marks in what is pasted into the form, good and bad; they come back to nobody but the model's name."""
+    good = json.dumps({"model": "m", "messages": [{"role": "user", "content": MARK * 500}]}).encode()
+    async with aiohttp.ClientSession() as session:
+        for body in (good, MARK.encode(), good[:-2], MARK.encode() * 100_000):
+            async with session.post(
+                f"http://{running.admin}/api/explain?path=/v1/chat/completions&x={MARK}",
+                data=io.BytesIO(body),
+                headers={"content-type": "application/json", f"x-kvring-asked-{MARK}": MARK, "cookie": MARK},
+            ) as answer:
+                assert answer.status in {200, 413}
+                assert MARK not in await answer.text()
 
 
 async def garbage(address: str) -> None:
@@ -222,10 +239,88 @@ async def garbage(address: str) -> None:
         f"GET /{MARK * 2000} HTTP/1.1\r\nhost: a\r\n\r\n",
         f"GET /{MARK} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
     ):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(data.encode())
             answer = await reader.readline()
             writer.close()
             await writer.wait_closed()
         assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+
+
+async def test_promtool_finds_nothing_to_say_about_a_scrape_under_traffic(
+    sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
+) -> None:
+    up, other = await endpoint().listen(), await endpoint().listen()
+    members = {"up": up.address, "other": other.address}
+    running = await sidecar(members, group={"name": "blue", "gpus": 2}, decision_timeout_s=60)
+    bodies = [
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": f"{number} " * 8000}]}).encode()
+        for number in range(10)
+    ]
+    async with ext_proc_client.connect(running.grpc) as client:
+        stream = client.open(request_body_mode=Mode.BUFFERED)
+        await parked(stream)
+        for mode in (Mode.BUFFERED, DUPLEX):
+            headers = {":path": "/v1/chat/completions"}
+            await asyncio.gather(*(request(client, mode, headers, body, cut=False) for body in bodies))
+        families = await scraped(running)
+        _, text = await running.get("/metrics")
+    # in a thread: the endpoints answer their health checks meanwhile
+    done = await asyncio.to_thread(promtool.run, "check", "metrics", stdin=text)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    assert values["kvring_request_tokens_count",] == 21
+    assert values["kvring_saved_prefill_tokens_total", "blue"] > 5 * 1500, "the second time they are warm"
+    saved_s = values["kvring_saved_gpu_seconds_total", "blue"]
+    rate = values["kvring_prefill_tokens_per_second", "blue"]
+    assert saved_s == pytest.approx(2 * values["kvring_saved_prefill_tokens_total", "blue"] / rate)
+    assert max(values["kvring_oldest_lease_seconds", name, "blue"] for name in ("up", "other")) > 0
+    assert values["kvring_bound_tokens", "blue"] >= 8192
+    assert values["process_resident_memory_bytes",] > 10_000_000
+    assert {family.unit for family in families.values()} == {""}
+
+
+async def test_what_the_page_explains_is_what_the_next_request_gets(
+    sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
+) -> None:
+    """O02: key, order, pick and reason, over live load and caches, for recorded requests of real SDKs."""
+    up = {f"vllm-{number}": (await endpoint().listen()).address for number in range(4)}
+    running = await sidecar(up)
+    recorded = [one for one in sdk_bodies.RECORDED if len(one.body) < 400_000]
+    async with aiohttp.ClientSession() as session, ext_proc_client.connect(running.grpc) as client:
+        await parked(client.open(request_body_mode=Mode.BUFFERED))
+        for one in [*recorded, *recorded]:
+            url = f"http://{running.admin}/api/explain"
+            kind = {"content-type": "application/json"}
+            async with session.post(url, params={"path": one.path}, data=one.body, headers=kind) as answer:
+                told = await answer.json()
+            await request(client, Mode.BUFFERED, {":path": one.path}, one.body, cut=False)
+            made = json.loads((await running.get("/api/choices"))[1])["choices"][0]
+            assert (told["choice"], told["reason"]) == (made["endpoint"], made["reason"]), one
+            for name in ("key", "keyed_by", "unkeyed", "policy", "prompt_tokens", "cached_tokens"):
+                assert told[name] == made[name], (name, str(one))
+            assert told["anchor"] == made["anchor_block"]
+            assert set(told["ring"]) == (set(up) if made["key"] else set())
+
+
+async def test_ten_thousand_invented_models_make_no_series_and_fill_nothing(
+    serve: Callable[..., Any],
+) -> None:
+    """S02: of what clients invent, nothing is a label or a row."""
+    served = await serve()
+    served.metrics.add_pool("default")
+    before = len(served.metrics.exposition().splitlines())
+    for number in range(10_000):
+        chosen = served.router.read(prompt.Unkeyed.PATH, model=f"{MARK}-{number}")
+        decided = served.router.place(chosen, 0.0, 0.5)
+        served.metrics.record(decided.choice)
+        decided.lease.release()
+    text = served.metrics.exposition().decode()
+    assert len(text.splitlines()) == before
+    assert MARK not in text + json.dumps(served.admin.state())
+    assert served.choices() == 10_000

@@ -9,8 +9,6 @@ from aiohttp import web
 
 from extproc.sim import driver, workload
 
-pytestmark = pytest.mark.timeout(30)
-
 SPEED = 20.0
 PREFILL_S = 0.05  # real seconds between the headers and the first token
 
@@ -79,7 +77,7 @@ async def _served(engine):
         await runner.cleanup()
 
 
-async def _driven(engine, users=2, duration_s=12.0):
+async def _driven(engine, users=2, duration_s=24.0):
     async with _served(engine) as url:
         load = driver.Driver(
             {"arm": url}, workload.Workload(1, users), driver.Schedule(duration_s=duration_s, speed=SPEED)
@@ -113,7 +111,7 @@ async def test_both_arms_get_each_users_requests_in_the_same_order():
         load = driver.Driver(
             {"one": first, "two": second},
             workload.Workload(3, 1),
-            driver.Schedule(duration_s=12.0, speed=SPEED),
+            driver.Schedule(duration_s=24.0, speed=SPEED),
         )
         await load.run()
     both = min(len(one.prompts), len(two.prompts))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from extproc import fetch
+from tests.functional.conftest import WAIT_S
 
 
 @contextlib.asynccontextmanager
@@ -41,7 +42,7 @@ async def serving(*answers: bytes, close: bool = True, pieces: int = 0) -> Async
         yield served
     finally:
         server.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*filter(None, tasks))
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import re
+import time
 from collections import Counter
 
-from extproc import choice, exchange, groups, pool, protocol, router
+import grpc
+import pytest
+
+from extproc import choice, exchange, groups, metrics, pool, protocol, router, server
+from tests import ext_proc_client
+from tests.full_schema import core, ext_proc
 from tests.functional.conftest import PATH
 
 REQUESTS = 10_000
+ADDRESS = re.compile(rb"10\.0\.0\.\d+:80")
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/audio/speech")
 
 
@@ -66,6 +75,59 @@ def test_of_10000_requests_each_lands_on_an_endpoint_that_serves_it() -> None:
     assert {name for model, name in landed if model == "llama"} == {f"chat-{n}" for n in range(8)}
     assert {name for model, name in landed if model == "coder"} == {f"code-{n}" for n in range(4)}
     assert [chooser.ledger.open_leases for chooser in made.routers] == [0, 0]
+
+
+@pytest.mark.parametrize("requests", [1000, pytest.param(REQUESTS, marks=pytest.mark.heavy)])
+async def test_each_lands_there_when_asked_over_grpc_too(requests: int) -> None:
+    """As above, dozens at a time, each held open for a while."""
+    made, rng = pools(), random.Random(2)
+    counted = metrics.Metrics(made.routers[0], time.monotonic, 0.0)
+    settings = server.Settings("127.0.0.1:0", 2**20, 10_000, pick_header=True)
+    serving = server.Server(settings, made, exchange.Settings(), counted, time.monotonic, random.random)
+    headers = {path: first_message(path) for path in PATHS}
+    landed: Counter[tuple[str, str]] = Counter()
+    left = iter(range(requests))
+    await serving.start()
+    try:
+        async with ext_proc_client.connect(serving.address) as client:
+
+            async def user() -> None:
+                for _ in left:
+                    model, path = rng.choice(["llama", "legal", "coder"]), rng.choice(PATHS)
+                    stream = client.open()
+                    await stream.send_bytes(headers[path])
+                    await stream.call.read()
+                    body = ext_proc.HttpBody(body=body_of(path, model, rng), end_of_stream=True)
+                    await stream.send_bytes(bytes(ext_proc.ProcessingRequest(request_body=body)))
+                    address = ADDRESS.findall(await stream.call.read())[
+                        0
+                    ].decode()  # quicker than to parse all
+                    assert model in (SERVES[address] or ())
+                    landed[model, address] += 1
+                    await asyncio.sleep(rng.random() * 0.02)
+                    await stream.half_close()
+                    assert await stream.call.read() is grpc.aio.EOF
+
+            async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+                for _ in range(48):
+                    group.create_task(user())
+    finally:
+        await serving.stop(0)
+    assert landed.total() == requests
+    assert {model: len({a for m, a in landed if m == model}) for model in ("llama", "legal", "coder")} == {
+        "llama": 8,
+        "legal": 4,
+        "coder": 4,
+    }
+    assert [chooser.ledger.open_leases for chooser in made.routers] == [0, 0]
+
+
+def first_message(path: str) -> bytes:
+    config = ext_proc.ProtocolConfiguration(request_body_mode=ext_proc_client.Mode.BUFFERED)
+    lines = (PATH | {":path": path}).items()
+    values = [core.HeaderValue(key=key, raw_value=value.encode()) for key, value in lines]
+    sent = ext_proc.HttpHeaders(headers=core.HeaderMap(headers=values), end_of_stream=False)
+    return bytes(ext_proc.ProcessingRequest(request_headers=sent, protocol_config=config))
 
 
 def test_each_pool_has_its_own_policy_and_block_size() -> None:

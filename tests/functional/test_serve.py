@@ -47,7 +47,7 @@ async def test_sigterm_tells_first_serves_on_then_ends_streams_and_exits_zero(
     sidecar: Launch, endpoint: Callable[..., FakeEndpoint]
 ) -> None:
     addresses = await listening(endpoint, 3)
-    running = await sidecar(addresses, drain_notice_s=1, drain_timeout_s=30)
+    running = await sidecar(addresses, drain_notice_s=60, drain_timeout_s=60)
     body = chat("a" * 2000)
     async with (
         ext_proc_client.connect(running.grpc) as client,
@@ -79,6 +79,7 @@ async def test_sigterm_tells_first_serves_on_then_ends_streams_and_exits_zero(
             assert await ended_well(late)
         late = client.open(request_body_mode=Mode.BUFFERED)
         assert await decided(late, body) in addresses.values()
+        running.signal(signal.SIGTERM)  # which ends the notice
         assert await ended_well(early)
         assert await ended_well(late)
 

@@ -25,7 +25,7 @@ from extproc import choice as choices
 from extproc import log, router, wire
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode, Stream, header_set, headers_removed, kind, steered
-from tests.functional.conftest import PATH, Serve, chat, eventually
+from tests.functional.conftest import PATH, WAIT_S, Serve, chat, eventually
 
 DUPLEX = Mode.FULL_DUPLEX_STREAMED
 AT_HEADERS = [Mode.NONE, Mode.STREAMED, Mode.GRPC]
@@ -348,7 +348,7 @@ async def test_a_slow_duplex_upload_is_let_go_at_the_deadline_and_echoed_on(serv
         await stream.request_headers(PATH)
         await stream.request_body(body[:4000], end_of_stream=False)
         steering, echo = await stream.receive(), await stream.receive()
-        assert 0.15 <= time.monotonic() - sent_s < 5
+        assert time.monotonic() - sent_s >= 0.15
         assert steered(steering) == header_set(steering) in served.addresses
         assert chunk(echo) == (body[:4000], False)
         assert sum(served.inflight().values()) == 1
@@ -628,11 +628,12 @@ async def test_a_fault_in_duplex_loses_no_chunk(serve: Serve, ending: str, log_t
 
 
 class LateFaultyRouter(router.Router):
-    """Fails when the endpoint is chosen and its alternates are looked for."""
+    """Fails when the endpoint is chosen, before anything is taken."""
 
     __slots__ = ()
 
-    def _alternates(self, *_args: Any, **_kwargs: Any) -> Any:
+    def _weigh(self, *args: Any) -> Any:
+        super()._weigh(*args)
         raise RuntimeError(MARKER)
 
 
@@ -697,7 +698,7 @@ async def test_killing_the_client_process_releases_its_leases(serve: Serve) -> N
     try:
         process.stdin.write(message.hex().encode() + b"\n")
         await process.stdin.drain()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WAIT_S):
             assert await process.stdout.readline() == b"parked\n"
         assert served.state()["open_leases"] == 5
     finally:
@@ -745,7 +746,7 @@ async def test_stopping_ends_decided_streams_with_ok_and_lets_duplex_finish(serv
         assert chunk(await two_way.receive()) == (b"x", True)
         assert not stopping.done()
         await end_by_half_close(two_way)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await stopping
     await served.idle()
 
@@ -756,7 +757,7 @@ async def test_a_stream_that_never_ends_is_cut_when_the_time_is_up(serve: Serve)
         stream = client.open(request_body_mode=DUPLEX)
         await stream.request_headers(PATH)
         await eventually(lambda: served.server.streams_open == 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             await served.server.stop(0.1)
         assert await stream.code() is not grpc.StatusCode.OK
     await served.idle()

@@ -259,6 +259,7 @@ def no_data(query: dns.message.Message, _transport: str) -> dns.message.Message:
 )
 @pytest.mark.parametrize("kind", ["address", "srv"])
 async def test_while_dns_fails_the_members_stand_and_age_and_then_follow_again(fault, problem, kind):
+    """M05."""
     async with serving() as server:
         server.records[NAME, "A"] = ["10.0.0.1"]
         server.records[NAME, "SRV"] = ["0 1 8000 a.example."]

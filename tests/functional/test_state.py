@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -34,56 +34,62 @@ async def told(running: Sidecar, holds: Callable[[dict[str, Any]], bool]) -> Non
     await eventually(is_so)
 
 
+@pytest.fixture
+async def up() -> AsyncIterator[engines.Engine]:
+    """An engine at work; it outlives the sidecar that a test asks for after it."""
+    engine = engines.Engine(running=3, waiting=1, kv_usage=0.25)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
 async def test_a_running_kvring_shows_pools_endpoints_and_nothing_of_prompts(
-    sidecar: Launch, capsys: pytest.CaptureFixture[str]
+    up: engines.Engine, unused_address: str, sidecar: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    up, down = engines.Engine(running=3, waiting=1, kv_usage=0.25), engines.Engine()
-    await up.start()
-    await down.start()
-    await down.stop()
-    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.05, "timeout_s": 0.5}}
-    try:
-        running = await sidecar(
-            {},
-            pools=[
-                {"name": "chat", "endpoints": [{"name": "up", "address": up.address}]} | quick,
-                {
-                    "name": "code",
-                    "endpoints": [{"name": "down", "address": down.address}],
-                    "match": {"models": ["coder*"]},
-                }
-                | quick,
-            ],
-        )
-        async with ext_proc_client.connect(running.grpc) as client:
-            stream = client.open(request_body_mode=Mode.BUFFERED)
-            await stream.request_headers(PATH)
-            await stream.receive()
-            await stream.request_body(chat(PROMPT * 100))
-            await stream.receive()
-            await told(running, lambda pool: (pool["endpoints"][0]["signals"] or {}).get("foreign") == 3)
+    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.2, "timeout_s": 2}}
+    running = await sidecar(
+        {},
+        pools=[
+            {"name": "chat", "endpoints": [{"name": "up", "address": up.address}]} | quick,
+            {
+                "name": "code",
+                "endpoints": [{"name": "down", "address": unused_address}],
+                "match": {"models": ["coder*"]},
+            }
+            | quick,
+        ],
+    )
+    async with ext_proc_client.connect(running.grpc) as client:
+        stream = client.open(request_body_mode=Mode.BUFFERED)
+        await stream.request_headers(PATH)
+        await stream.receive()
+        await stream.request_body(chat(PROMPT * 100))
+        await stream.receive()
+        await told(running, lambda pool: (pool["endpoints"][0]["signals"] or {}).get("foreign") == 3)
 
-            code, text = await state(capsys, "--admin", running.admin)
-            assert code == 1, "a pool has nobody"
-            assert "pool chat: policy cost" in text
-            assert "out: refused" in text
-            assert "3+1" in text
-            assert "25%" in text
-            assert "nobody can be chosen" in text
-            assert PROMPT not in text
+        code, text = await state(capsys, "--admin", running.admin)
+        assert code == 1, "a pool has nobody"
+        assert "pool chat: policy cost" in text
+        assert "out: refused" in text
+        assert "3+1" in text
+        assert "25% of 100k" in text
+        assert " base " in text
+        assert "nobody can be chosen" in text
+        assert PROMPT not in text
 
-            code, text = await state(capsys, "--admin", f"http://{running.admin}", "--pool", "chat", "--json")
-            assert code == 0
-            (pool,) = json.loads(text)["pools"]
-            (one,) = pool["endpoints"]
-            assert (one["inflight"], one["models"], one["ready"]) == (1, ["base"], True)
-            assert one["signals"]["foreign"] == 3
-            assert one["signals"]["age_s"] < 5
-            assert PROMPT not in text
-            await stream.half_close()
-            await stream.rest()
-    finally:
-        await up.stop()
+        code, text = await state(capsys, "--admin", running.admin, "--pool", "none")
+        assert (code, text) == (2, "kvring state: no pool none, only chat, code\n")
+
+        code, text = await state(capsys, "--admin", f"http://{running.admin}", "--pool", "chat", "--json")
+        assert code == 0
+        (pool,) = json.loads(text)["pools"]
+        (one,) = pool["endpoints"]
+        assert (one["inflight"], one["models"], one["ready"]) == (1, ["base"], True)
+        assert one["signals"]["foreign"] == 3
+        assert one["signals"]["age_s"] < 5
+        assert PROMPT not in text
+        await stream.half_close()
+        await stream.rest()
 
 
 async def test_who_is_not_kvring_is_told_apart(

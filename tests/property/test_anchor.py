@@ -91,3 +91,18 @@ def test_counts_of_the_tree_are_the_requests_that_passed(texts: list[str]) -> No
             edge.count - 1,
         )
         stack.extend(edge.children.values())
+
+
+@settings(deadline=None)
+@given(ANY_LENGTH, ENDPOINTS, st.integers(1, 3))
+def test_foreseen_is_the_anchor_that_observing_returns_and_counts_nothing(
+    texts: list[str], endpoints: int, every: int
+) -> None:
+    anchors = anchor.Anchors(half_life_s=4.0)
+    for at, text in enumerate(texts):
+        sent = blocks(text)
+        now = float(at // every)
+        anchors._forget(now)
+        foreseen = anchors.foresee(sent, endpoints)
+        assert anchors.foresee(sent, endpoints) == foreseen
+        assert anchors.observe(sent, endpoints, now) == foreseen

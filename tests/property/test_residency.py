@@ -80,8 +80,8 @@ def test_tree_is_bounded_and_always_whole_starts(
         cache.add(A, blocks(text), now)
         match = cache.match(A, blocks(text), now)
         assert match.gpu_blocks <= match.any_blocks <= len(text)
-        for trees, limit in ((cache._gpu, capacity), (cache._host, capacity + more)):
-            nodes = trees[A]._nodes if A in trees else {}
+        for tier, limit in ((cache._gpu, capacity), (cache._host, capacity + more)):
+            nodes = tier.trees[A]._nodes if A in tier.trees else {}
             assert len(nodes) <= limit
             assert all(
                 node.parent is None or nodes.get(node.parent.block) is node.parent for node in nodes.values()
@@ -109,10 +109,38 @@ def test_what_is_taken_back_leaves_whole_starts_and_no_more_than_before(
             assert cache.blocks(A) <= added
             assert cache.match(A, blocks(text), now).gpu_blocks <= held
         for trees, limit in ((cache._gpu, capacity), (cache._host, capacity + 2)):
-            nodes = trees[A]._nodes if A in trees else {}
+            nodes = trees.trees[A]._nodes if A in trees.trees else {}
             assert len(nodes) <= limit
             assert all(
                 node.parent is None or nodes.get(node.parent.block) is node.parent for node in nodes.values()
             )
             children = [node.parent.block for node in nodes.values() if node.parent is not None]
             assert all(node.children == children.count(node.block) for node in nodes.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 8),
+    st.lists(st.tuples(st.sampled_from("abc"), TEXT, st.sampled_from([0.0, 3.0, 11.0])), max_size=30),
+)
+def test_all_endpoints_at_once_are_as_each_alone(capacity: int, steps: list[tuple[str, str, float]]) -> None:
+    together = residency.Residency(residency.Capacity(capacity), IDLE_S)
+    alone = {name: residency.Residency(residency.Capacity(capacity), IDLE_S) for name in "abc"}
+    now = 0.0
+    for name, text, wait_s in steps:
+        now += wait_s
+        if text:
+            together.add(pool.EndpointId(name), blocks(text), now)
+            alone[name].add(pool.EndpointId(name), blocks(text), now)
+        else:  # its process is a new one
+            together.forget(pool.EndpointId(name))
+            alone[name].forget(pool.EndpointId(name))
+        for asked in {text for _, text, _ in steps}:
+            held = together.held(blocks(asked), now)
+            for each, cache in alone.items():
+                assert held.of(pool.EndpointId(each)) == cache.match(
+                    pool.EndpointId(each), blocks(asked), now
+                )
+    for name in "abc":
+        together.forget(pool.EndpointId(name))
+    assert not together._gpu.holders

@@ -152,3 +152,29 @@ def test_down_and_gone_move_the_same_keys_to_the_same_endpoints(
         found = down.step(("send", asked, None))
         assert isinstance(found, choices.Decision)
         assert found.choice.endpoint.id != name
+
+
+@settings(deadline=None)
+@given(POLICY, st.lists(STEP, max_size=30), ASKED)
+def test_what_is_previewed_is_what_is_then_chosen_and_looking_changes_nothing(
+    policy: str, steps: list[tuple[object, ...]], asked: prompt.Prompt | prompt.Unkeyed
+) -> None:
+    world = World(start(policy))
+    for step in steps:
+        world.step(step)
+    request = world.of.read(asked)
+    open_before = world.of.ledger.open_leases
+    first = world.of.preview(request, world.now, 0.7)
+    again = world.of.preview(request, world.now, 0.7)
+    if isinstance(first, router.Preview):
+        assert isinstance(again, router.Preview)
+        assert (again.choice, again.order) == (first.choice, first.order)
+    assert world.of.ledger.open_leases == open_before
+    decided = world.of.place(request, world.now, 0.7)
+    if isinstance(decided, choices.NoEndpoint):
+        assert first == decided
+        return
+    assert isinstance(first, router.Preview)
+    assert first.choice == decided.choice
+    if decided.choice.key is not None:
+        assert set(first.order) == set(decided.choice.candidates)

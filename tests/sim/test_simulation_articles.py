@@ -53,6 +53,19 @@ class TestFirstArticle:
         assert ours.shown_p99_ms < 0.35 * mean(by_turns, "shown_p99_ms")
         assert ours.ttft_p99_ms / ours.ttft_p50_ms < 4
 
+    def test_97_percent_meet_their_prefix(self):
+        # of requests, as the published 97.5 %; of tokens the questions, 4 %, are never cached
+        asked = workloads.make(FIRST)
+        for name, least, most in (("cost", 0.97, 1), ("random", 0, 0.7)):
+            records = simulation.run(asked, policies.factories()[name], 1)
+            found = [one.device_tokens > 0.8 * one.prompt_tokens for one in records if one.started_s > 60]
+            assert least <= sum(found) / len(found) <= most
+
+    def test_cost_has_a_seventh_of_the_tail_and_a_fifth_more_requests(self, by_turns):
+        ours = [measure(FIRST, "cost", seed) for seed in (1, 2)]
+        assert mean(ours, "ttft_p99_ms") <= mean(by_turns, "ttft_p99_ms") / 6.8
+        assert mean(ours, "requests_per_s") >= 1.223 * mean(by_turns, "requests_per_s")
+
     def test_more_users_gain_more(self):
         gains = [
             measure(f"{FIRST},users={users}", "cost", duration_s=120.0).requests_per_s
@@ -96,12 +109,12 @@ class TestSecondArticle:
 
     def test_coding_clients_do_at_least_5_6_times_as_much_with_reuse(self):
         # 8 clients of 30 turns each, from the first request to the last answer
-        text = "coding:clients=8,endpoints=1,projects=1,kv_tokens=1100000,preset=second-article"
+        text = "coding:clients=8,endpoints=1,projects=1,sessions=1,kv_tokens=1100000,preset=second-article"
         per_min = {}
         for reuse in ("true", "false"):
             asked = workloads.make(f"{text},reuse={reuse}")
             asked = dataclasses.replace(asked, duration_s=3600.0, models=(slim(asked.models[0]),))
-            records = simulation.run(dataclasses.replace(asked, starts=first_session(asked)), cost(), 1)
+            records = simulation.run(asked, cost(), 1)
             assert len(records) == 240
             per_min[reuse] = 240 / max(one.finished_s for one in records) * 60
         assert per_min["true"] >= 5.6 * per_min["false"]
@@ -116,20 +129,3 @@ def slim(model):
 
 def cost():
     return policies.factories()["cost"]
-
-
-def first_session(asked: scenario.Scenario):
-    """The scripts, each ended after its 30th answer."""
-
-    def ended(script):
-        answer = None
-        asks = 0
-        while True:
-            step = script.send(answer)
-            if isinstance(step, simulation.client.Ask):
-                asks += 1
-                if asks > 30:
-                    return
-            answer = yield step
-
-    return lambda seed: (start._replace(script=ended(start.script)) for start in asked.starts(seed))

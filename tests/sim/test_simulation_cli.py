@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import http.server
 import json
 import re
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +16,32 @@ from extproc import cli
 from extproc.sim import workloads
 
 SMALL = ["simulate", "--workload", "hot", "--duration", "12"]
+
+
+METRICS = Path(__file__).parents[1] / "data" / "vllm_metrics.txt"
+
+
+@contextlib.contextmanager
+def served_metrics(body: bytes):
+    """A URL that answers `body`."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def kvring(capsys, *words: str) -> tuple[int, str, str]:
@@ -31,7 +62,9 @@ def test_policies_stand_side_by_side_with_their_ratio_to_round_robin(capsys, mon
 
 def test_many_policies_stand_one_a_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    code, out, _ = kvring(capsys, *SMALL, "--seeds", "2")
+    code, out, _ = kvring(
+        capsys, *SMALL, "--seeds", "2", "--policy", "cost,ring,least_load", "--policy", "random"
+    )
     assert code == 0
     for name in ("cost", "ring", "least_load", "round_robin", "random"):
         assert re.search(rf"^{name} .*±", out, re.MULTILINE)
@@ -39,27 +72,78 @@ def test_many_policies_stand_one_a_line(capsys, monkeypatch):
 
 def test_json_has_every_seed_and_what_was_run(capsys, tmp_path):
     path = tmp_path / "out.json"
-    words = ("--policy", "cost", "--seeds", "2", "--routers", "2", "--shared-view", "--json", str(path))
+    words = ("--policy", "ring", "--seeds", "2", "--replicas", "2", "--shared-view", "--json", str(path))
     assert kvring(capsys, *SMALL, *words)[0] == 0
     found = json.loads(path.read_text())
-    assert (found["routers"], found["sharing"], found["seeds"], found["baseline"]) == (
-        2,
-        "exact",
-        [1, 2],
-        "cost",
-    )
-    runs = found["policies"]["cost"]["seeds"]
-    assert len(runs) == 2
-    mean = found["policies"]["cost"]["mean"]["ttft_mean_ms"]
-    assert mean == pytest.approx((runs[0]["ttft_mean_ms"] + runs[1]["ttft_mean_ms"]) / 2)
+    asked = found["scenario"]
+    assert (asked["replicas"], asked["sharing"], asked["seeds"]) == (2, "exact", [1, 2])
+    assert asked["baseline"] == "round_robin"
+    assert list(found) == ["round_robin", "ring", "scenario"]
+    ring = found["ring"]
+    assert [run["seed"] for run in ring["seeds"]] == [1, 2]
+    means = [run["ttft_mean_ms"] for run in ring["seeds"]]
+    assert ring["ttft_mean_ms"] == pytest.approx(sum(means) / 2)
+    assert ring["spread"]["ttft_mean_ms"] == [min(means), max(means)]
 
 
-def test_a_picture_is_drawn(capsys, tmp_path):
+def test_money_is_what_the_baselines_work_costs(capsys, tmp_path):
+    path = tmp_path / "out.json"
+    words = ("--workload", "first", "--duration", "40", "--node-price", "20", "--json", str(path))
+    assert kvring(capsys, "simulate", *words)[0] == 0
+    found = json.loads(path.read_text())
+    base, own = found["round_robin"], found["cost"]
+    assert base["month_usd"] == 20 * 730
+    assert own["month_usd"] == pytest.approx(20 * 730 * base["requests_per_s"] / own["requests_per_s"])
+    assert own["month_usd"] < base["month_usd"]
+
+
+def test_a_folder_gets_page_pictures_and_figures(capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    path = tmp_path / "out.png"
-    words = ("--policy", "cost", "--policy", "random", "--plot", str(path))
-    assert kvring(capsys, *SMALL, *words)[0] == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
+    folder = tmp_path / "deep" / "out"
+    code, out, _ = kvring(capsys, *SMALL, "--seeds", "2", "--out", str(folder))
+    assert code == 0
+    assert str(folder) in out
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "picture.svg").read_text()
+    rows = list(csv.DictReader((folder / "figures.csv").read_text().splitlines()))
+    assert [(row["policy"], row["seed"]) for row in rows] == [
+        (name, seed) for name in ("round_robin", "cost") for seed in ("1", "2")
+    ]
+    result = json.loads((folder / "result.json").read_text())
+    assert float(rows[2]["ttft_p99_ms"]) == result["cost"]["seeds"][0]["ttft_p99_ms"]
+    page = (folder / "index.html").read_text()
+    assert "<svg" in page
+    assert "Prefix routing" in page
+    assert not re.search(r"""(src|href)=["'](?!#)""", page), "asks for no other file"
+
+
+def test_speed_and_limits_are_taken_from_a_running_engine(capsys, tmp_path):
+    with served_metrics(METRICS.read_bytes()) as url:
+        path = tmp_path / "out.json"
+        code, _, err = kvring(capsys, *SMALL, "--from-metrics", url, "--json", str(path))
+    assert code == 0
+    assert "observed: KV cache of 35,200 tokens, prefill of 2,0" in err
+
+
+def test_metrics_that_cannot_be_had_are_told(capsys, tmp_path):
+    for source, why in (
+        ("ftp://x/metrics", "must be http:// or https://"),
+        ("http://127.0.0.1:1/metrics", "refused"),
+        (str(tmp_path / "none"), "No such file"),
+    ):
+        code, _, err = kvring(capsys, *SMALL, "--from-metrics", source)
+        assert code == 2
+        assert why in err
+
+
+def test_it_says_whether_prefix_routing_pays(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = kvring(capsys, "simulate", "--workload", "first", "--duration", "40")
+    assert "Prefix routing pays here: TTFT mean" in out
+    _, out, _ = kvring(capsys, "simulate", "--workload", "chat", "--duration", "20")
+    assert re.search(r"does not pay here: .* Prompts are short, \d+ tokens on average", out)
+    _, out, _ = kvring(capsys, "simulate", "--workload", "first:model=8b", "--duration", "30")
+    assert re.search(r"does not pay here: .* hold what is shared on every replica", out)
 
 
 def test_the_fleet_is_what_was_asked_for(capsys, tmp_path):
@@ -69,13 +153,14 @@ def test_the_fleet_is_what_was_asked_for(capsys, tmp_path):
         "--endpoints", "3", "--speeds", "1,1,.2", "--preset", "codellama-13b-a100-40", "--kv-tokens", "8000",
         "--host-kv-tokens", "32000", "--external-kv-tokens", "64000", "--block-tokens", "32", "--scale", ".3",
         "--fail", "replica-1@20", "--restart", "replica-0@25", "--add", "more@10", "--blind",
-        "--sharing-delay", ".1", "--routers", "2", "--json", str(path),
+        "--sharing-delay", ".1", "--replicas", "2", "--json", str(path),
     )  # fmt: skip
     assert code == 0
-    assert "3 endpoints, 2 routers" in out
+    assert "endpoints: 3, kvring replicas: 2," in out
     found = json.loads(path.read_text())
-    assert (found["endpoints"], found["duration_s"], found["sharing"]) == (3, 40.0, "delayed")
-    run = found["policies"]["least_load"]["seeds"][0]
+    asked = found["scenario"]
+    assert (asked["endpoints"], asked["duration_s"], asked["sharing"]) == (3, 40.0, "delayed")
+    run = found["least_load"]["seeds"][0]
     assert run["errors"] > 0
     assert run["host_hit"] + run["external_hit"] > 0
 
@@ -91,7 +176,7 @@ def test_a_trace_is_replayed(capsys, tmp_path):
     code, out, _ = kvring(capsys, "simulate", *words)
     assert code == 0
     assert "trace requests.jsonl" in out
-    assert "2 endpoints" in out
+    assert "endpoints: 2," in out
 
 
 def test_list_names_every_workload_and_policy_with_a_line(capsys, monkeypatch):

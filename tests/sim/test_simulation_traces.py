@@ -8,16 +8,14 @@ import gzip
 import io
 import itertools
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from extproc import prompt, router
 from extproc.sim import client, figures, performance, policies, simulation, traces
+from tests import shared_data
 
 MODEL = dataclasses.replace(performance.PRESETS["32b-fp8-h100"], block_tokens=64)
-DATA = Path(os.environ["KVRING_DATA"]) / "traces" if "KVRING_DATA" in os.environ else None
 
 
 def load(tmp_path, text: str | bytes, name: str = "t.jsonl", pace: float = 1.0):
@@ -173,7 +171,6 @@ def test_files_are_found_by_path_and_in_the_data_folder(tmp_path, monkeypatch):
         traces.find("b.csv")
 
 
-@pytest.mark.skipif(DATA is None, reason="KVRING_DATA names no folder of traces")
 @pytest.mark.parametrize(
     ("name", "requests"),
     [
@@ -184,7 +181,7 @@ def test_files_are_found_by_path_and_in_the_data_folder(tmp_path, monkeypatch):
     ],
 )
 def test_the_public_traces_load_and_run(name, requests):
-    asked = traces.load(DATA / name, MODEL, 8)
+    asked = traces.load(shared_data.path(f"traces/{name}"), MODEL, 8)
     if requests is not None:
         assert sum(1 for _ in asked.starts(1)) == requests
     asked = dataclasses.replace(asked, duration_s=40.0)

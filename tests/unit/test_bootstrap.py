@@ -8,12 +8,14 @@ from extproc.bootstrap import address, reasons
 from extproc.exchange import BodyMode
 
 ENDPOINTS = [bootstrap.Endpoint(f"replica-{number}", f"10.0.0.{number + 1}:8000") for number in range(3)]
+CLIENTS = bootstrap.Tls("/ca.crt", "/own.crt", "/own.key")
 SIDECAR = bootstrap.Sidecar("127.0.0.1:9002", health_port=9003)
 
 
 def steered(**options):
     steering = {key: options.pop(key) for key in list(options) if key in bootstrap.Steering.__slots__}
     options.setdefault("endpoints", ENDPOINTS)
+    options["tls"] = options.pop("listen_tls", None)
     sidecars = steering.pop("sidecars", [SIDECAR])
     return bootstrap.Listener("127.0.0.1:0", steering=bootstrap.Steering(sidecars, **steering), **options)
 
@@ -48,6 +50,10 @@ VARIANTS = [
     bootstrap.build([steered(access_log_path="/dev/null", expose_endpoint=True)]),
     bootstrap.build([steered(sidecars=[bootstrap.Sidecar("unix:/run/kvring.sock")])]),
     bootstrap.build([steered(endpoints=[bootstrap.Endpoint("a", "vllm.models.svc:8000")])]),
+    bootstrap.build([steered(endpoints=[], endpoints_path="/etc/envoy/endpoints.yaml")]),
+    bootstrap.build(
+        [steered(tls=bootstrap.Tls("/ca.crt", "/tls.crt", "/tls.key", "kvring"), listen_tls=CLIENTS)]
+    ),
 ]
 
 
@@ -235,7 +241,11 @@ def test_a_bad_address_is_refused_and_quoted(text):
             lambda: steered(endpoints=[ENDPOINTS[0], bootstrap.Endpoint("b", ENDPOINTS[0].address)]),
             "'10.0.0.1:8000' is given twice",
         ),
+        (lambda: steered(endpoints_path="/x"), "at least one endpoint, or a file"),
         (lambda: steered(sidecars=[]), "at least one kvring"),
+        (lambda: bootstrap.Tls(cert_path="/x"), "needs its key"),
+        (lambda: bootstrap.Tls(key_path="/x"), "its certificate"),
+        (lambda: steered(listen_tls=bootstrap.Tls("/ca.crt")), "clients needs a certificate"),
         (lambda: steered(message_timeout_s=0), r"0 s: expected 0\.001\.\.3600"),
         (lambda: steered(body_bytes_max=1), r"1: expected 65536\.\."),
         (lambda: steered(body_mode=BodyMode.GRPC), "GRPC"),
@@ -277,6 +287,34 @@ def test_the_command_prints_what_its_options_say(capsys):
     assert only(config, "failure_mode_allow") is False
     assert only(config, "request_body_mode") == "FULL_DUPLEX_STREAMED"
     assert [each["port_value"] for each in find(config, "socket_address")] == [9901, 80, 8000, 8000, 9002]
+
+
+def test_endpoints_may_come_from_a_file_while_envoy_runs(capsys):
+    assert cli.main(["envoy-config", "--endpoints-file", "/etc/envoy/endpoints.yaml"]) == 0
+    llm, kvring = yaml.safe_load(capsys.readouterr().out)["static_resources"]["clusters"]
+    assert (llm["type"], kvring["type"]) == ("EDS", "STATIC")
+    assert "load_assignment" not in llm
+    assert only(llm, "path_config_source") == {
+        "path": "/etc/envoy/endpoints.yaml",
+        "watched_directory": {"path": "/etc/envoy"},
+    }
+
+
+def test_tls_to_kvring_is_checked_by_what_is_given_and_its_health_port_stays_plaintext(capsys):
+    words = ["envoy-config", "--replica", "10.0.0.1:8000"]
+    assert cli.main([*words, "--kvring-tls"]) == 0
+    kvring = yaml.safe_load(capsys.readouterr().out)["static_resources"]["clusters"][1]
+    assert list(find(kvring["transport_socket"], "validation_context")) == []
+    assert only(kvring["health_checks"], "transport_socket_match_criteria") == {"plaintext": True}
+    given = ["--kvring-ca", "/ca.crt", "--kvring-name", "kvring", "--kvring-cert", "/c", "--kvring-key", "/k"]
+    assert cli.main([*words, *given, "--listen-cert", "/lc", "--listen-key", "/lk"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    kvring = config["static_resources"]["clusters"][1]
+    assert only(kvring, "trusted_ca") == {"filename": "/ca.crt"}
+    assert (only(kvring, "sni"), only(kvring, "exact")) == ("kvring", "kvring")
+    assert only(kvring, "tls_certificates")[0]["private_key"] == {"filename": "/k"}
+    (door,) = config["static_resources"]["listeners"]
+    assert only(door, "tls_certificates")[0]["certificate_chain"] == {"filename": "/lc"}
 
 
 def test_the_command_prints_fragments_for_an_envoy_that_exists(capsys):

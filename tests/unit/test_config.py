@@ -46,6 +46,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "pools[].health.envoy": {"admin": "http://127.0.0.1:9901", "cluster": "vllm"},
     "pools[].match": {"models": ["m"]},
     "kubernetes_api": {"server": "https://10.0.0.1:6443"},
+    "store": {"url": "valkey://10.0.0.1:6379"},
+    "traces": {"endpoint": "http://127.0.0.1:4318/v1/traces"},
 }
 
 
@@ -247,6 +249,35 @@ def test_settings_that_would_break_the_ring_or_the_bound_are_refused() -> None:
     for key, value in (("block_bytes", 1), ("ring_points", 0), ("bound_factor", 0.5), ("bound_factor", 1)):
         raw, _ = changed(f"pools[].{key}", value)
         assert re.search(rf"{key}: {value} is not allowed; must be .* from ", refusal(raw))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "valkey://valkey", "redis://10.0.0.1:6379", "rediss://a.b.c:6380/", "valkeys://a:1,b:2,[fd00::1]:3",
+        "unix:///run/valkey.sock",
+    ],
+)  # fmt: skip
+def test_a_store_is_named_by_its_url(url: str) -> None:
+    assert config.loads(json.dumps(MINIMAL | {"store": {"url": url}}), {}).store.url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "valkey",
+        "http://a:1",
+        "valkey://",
+        "valkey://u:secret@a:1",
+        "valkey://a:1/0",
+        "valkey://a:99999",
+        "unix://x",
+    ],
+)
+def test_another_url_of_a_store_is_refused_without_being_quoted_beyond_its_scheme(url: str) -> None:
+    said = refusal(MINIMAL | {"store": {"url": url}})
+    assert said.startswith("store.url: ")
+    assert "secret" not in said
 
 
 # ---- combinations ----

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from extproc import choice as choices
-from extproc import exchange, ledger, pool, prompt, protocol, router
+from extproc import exchange, hooks, ledger, pool, prompt, protocol, router
 from extproc.choice import Why
 from extproc.exchange import BodyMode, Echo, Phase, Reply, Steer
 from extproc.protocol import Refuse
@@ -149,7 +149,7 @@ def test_what_another_endpoint_served_counts_there() -> None:
     feed(one, protocol.ResponseHeaders(200, False, other.address))
     assert (held(of, first.id), held(of, other.id)) == (0, blocks)
     assert (work(of, first.id), work(of, other.id)) == ((0, 0), load)
-    assert one.endpoint == other.id
+    assert one.endpoint == other
     one.close()
     assert work(of, other.id) == (0, 0)
     assert of.ledger.open_leases == 0
@@ -163,7 +163,7 @@ def test_what_the_chosen_one_served_stays_as_it_was() -> None:
     before = held(of, first.id), work(of, first.id)
     feed(one, protocol.ResponseHeaders(200, False, first.address))
     assert (held(of, first.id), work(of, first.id)) == before
-    assert one.endpoint == first.id
+    assert one.endpoint == first
 
 
 def test_what_a_stranger_served_counts_nowhere() -> None:
@@ -212,24 +212,20 @@ def test_the_hook_header_chooses_in_its_order_and_the_answer_tells_who_served() 
         ("9.9.9.9, 10.0.0.3:80,10.0.0.1:80", "10.0.0.3:80"),
     ):
         one = opened(of, hooks=True)
-        feed(one, headers(BodyMode.NONE, more={exchange.HOOK_CHOICE: wanted}))
+        feed(one, headers(BodyMode.NONE, more={hooks.CHOICE: wanted}))
         assert chosen(one).endpoint.address == address
         for served in ("", "10.0.0.1:80"):
             (answer,) = feed(one, protocol.ResponseHeaders(200, False, served))
-            assert answer == Reply(
-                Phase.RESPONSE_HEADERS, headers=((exchange.HOOK_SERVED, served or address),)
-            )
+            assert answer == Reply(Phase.RESPONSE_HEADERS, headers=((hooks.SERVED, served or address),))
     refused = opened(of, hooks=True)
-    assert feed(refused, headers(BodyMode.NONE, more={exchange.HOOK_CHOICE: "9.9.9.9"})) == [
-        Refuse(503, "subset")
-    ]
+    assert feed(refused, headers(BodyMode.NONE, more={hooks.CHOICE: "9.9.9.9"})) == [Refuse(503, "subset")]
 
 
 def test_without_the_setting_the_hooks_do_nothing() -> None:
     of = chooser()
     for number in range(4):
         one = opened(of)
-        feed(one, headers(DUPLEX, more={exchange.HOOK_CHOICE: "9.9.9.9"}), protocol.RequestBody(BODY, True))
+        feed(one, headers(DUPLEX, more={hooks.CHOICE: "9.9.9.9"}), protocol.RequestBody(BODY, True))
         assert chosen(one)
         assert feed(one, protocol.ResponseHeaders(200, False)) == [Reply(Phase.RESPONSE_HEADERS)], number
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from extproc.sim import demo, lag, page, picture, report, sample
+from extproc.sim import demo, lag, page, picture, report, sample, sheet
 
 WINDOW = report.Window(0.0, 100.0)
 
@@ -73,7 +73,7 @@ def test_the_page_needs_nothing_but_itself():
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)""", html)
     assert "url(http" not in html
     assert html.count("<svg") == 1
-    assert picture.INK not in html.partition("<figure>")[2].partition("</figure>")[0]
+    assert sheet.INK not in html.partition("<figure>")[2].partition("</figure>")[0]
 
 
 def test_the_page_shows_the_tables_figures_and_the_idle_replicas():
@@ -103,7 +103,7 @@ def test_a_run_without_any_answer_is_drawn_and_told_all_the_same():
 def test_without_matplotlib_the_page_is_written_and_the_reason_returned(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     missing = demo.write(_result(), tmp_path / "deep" / "out")
-    assert "kvring[sim]" in missing
+    assert "extra sim" in missing
     assert sorted(path.name for path in (tmp_path / "deep" / "out").iterdir()) == [
         "index.html",
         "result.json",

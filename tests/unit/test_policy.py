@@ -1,25 +1,39 @@
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from extproc import policy, pool
-from extproc.policy import cost, ring
+from extproc import policy
+from extproc.policy import cost
 
 LIMITS = policy.Limits(factor=2.0, floor_tokens=1000.0)
 
 
-def candidate(
-    number: int, inflight: int = 0, pending: int = 0, cached: float = 0.0, kv_usage: float | None = None
-) -> policy.Candidate:
-    endpoint = pool.Endpoint(pool.EndpointId(f"e{number}"), f"10.0.0.{number}:80")
-    return policy.Candidate(endpoint, inflight, pending, cached, kv_usage)
+@dataclasses.dataclass(frozen=True)
+class candidate:  # noqa: N801  (read as a word in what follows)
+    """One line of a question."""
+
+    inflight: int = 0
+    pending: int = 0
+    cached: float = 0.0
+    kv_usage: float = 0.0
+    kv_tokens: int = 0
+
+    @property
+    def work(self) -> int:
+        return self.pending + 512 * self.inflight
+
+
+def columns(candidates: Sequence[candidate]) -> dict[str, list[float]]:
+    names = ("inflight", "pending", "work", "kv_tokens", "cached", "kv_usage")
+    return {name: [getattr(each, name) for each in candidates] for name in names}
 
 
 def ask(
     name: str,
-    candidates: Sequence[policy.Candidate],
+    candidates: Sequence[candidate],
     prompt_tokens: float = 1000.0,
     order: Sequence[int] | None = None,
     limits: policy.Limits = LIMITS,
@@ -29,15 +43,22 @@ def ask(
     def ring_order() -> Iterator[int]:
         return iter(range(len(candidates)) if order is None else order)
 
-    question = policy.Question(candidates, prompt_tokens, ring_order, limits, turn, chance)
+    question = policy.Question(
+        **columns(candidates),
+        prompt_tokens=prompt_tokens,
+        ring_order=ring_order,
+        limits=limits,
+        turn=turn,
+        chance=chance,
+    )
     return policy.POLICIES[name](question)
 
 
-def loaded(*pending: int) -> list[policy.Candidate]:
-    return [candidate(i, 1 if tokens else 0, tokens) for i, tokens in enumerate(pending)]
+def loaded(*pending: int) -> list[candidate]:
+    return [candidate(1 if tokens else 0, tokens) for tokens in pending]
 
 
-IDLE = [candidate(i) for i in range(4)]
+IDLE = [candidate() for i in range(4)]
 
 
 @pytest.mark.parametrize("name", ["cost", "ring"])
@@ -64,7 +85,7 @@ def test_ring_bound_counts_the_request_to_place() -> None:
 
 
 def test_ring_bound_counts_only_what_is_not_cached_anywhere() -> None:
-    warm = [candidate(0, 1, 2000), *(candidate(i, cached=6000.0) for i in (1, 2, 3))]
+    warm = [candidate(1, 2000), *(candidate(cached=6000.0) for i in (1, 2, 3))]
     assert ask("ring", warm, prompt_tokens=6000).index == 1
 
 
@@ -75,66 +96,73 @@ def test_ring_always_finds_room(load: tuple[int, ...]) -> None:
 
 
 def test_cost_goes_where_the_prompt_is_cached() -> None:
-    pick = ask("cost", [*IDLE[:3], candidate(3, cached=900.0)])
+    pick = ask("cost", [*IDLE[:3], candidate(cached=900.0)])
     assert (pick.index, pick.reason, pick.ring_steps) == (3, policy.Reason.WARM, 3)
 
 
 def test_cost_keeps_affinity_with_3_at_home_and_1_elsewhere() -> None:
-    candidates = [candidate(0, 3, cached=8000.0), *(candidate(i, 1) for i in (1, 2, 3))]
+    candidates = [candidate(3, cached=8000.0), *(candidate(1) for i in (1, 2, 3))]
     assert ask("cost", candidates, prompt_tokens=8000).reason is policy.Reason.HOME
 
 
 def test_cost_leaves_a_warm_endpoint_when_waiting_there_costs_more() -> None:
-    busy = candidate(0, 1, pending=2600, cached=1000.0)
+    busy = candidate(1, pending=2600, cached=1000.0)
     assert ask("cost", [busy, *IDLE[1:]], limits=policy.Limits(3.0, 1e9)).index == 1
-    less = candidate(0, 1, pending=1400, cached=1000.0)
+    less = candidate(1, pending=1400, cached=1000.0)
     assert ask("cost", [less, *IDLE[1:]], limits=policy.Limits(3.0, 1e9)).index == 0
 
 
 def test_cost_never_goes_over_the_cap_while_another_has_room() -> None:
-    candidates = [candidate(0, 1, 20_000, cached=100_000.0), *IDLE[1:]]
+    candidates = [candidate(8, cached=100_000.0), *(candidate(1) for _ in range(3))]
     pick = ask("cost", candidates, prompt_tokens=100_000)
     assert pick.costs[0] < min(pick.costs[1:])
-    # The request is cached at the home: it adds no work that would lift the cap.
+    # 8 open requests against max(6, 2 * (11 + 1) / 4)
     assert (pick.index, pick.reason) == (1, policy.Reason.OVERFLOW)
+    candidates[3] = candidate(12)
+    assert ask("cost", candidates, prompt_tokens=100_000).index == 0  # 2 * (22 + 1) / 4
+
+
+def test_cost_does_not_turn_readers_away_because_a_document_is_being_computed() -> None:
+    candidates = [candidate(2, 13_200, cached=13_000.0), *IDLE[1:]]
+    assert ask("cost", candidates, prompt_tokens=13_200).index == 0
+    assert ask("ring", candidates, prompt_tokens=13_200).index == 1
 
 
 def test_cost_is_the_documented_sum() -> None:
-    held = candidate(0, inflight=3, pending=700, cached=400.0, kv_usage=1.0)
-    expected = 700 + 2 * 600 + 512 * 3 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
-    assert cost.cost(held, 1000) == pytest.approx(expected)
+    held = candidate(inflight=3, pending=700, cached=400.0, kv_usage=1.0, kv_tokens=8000)
+    expected = 700 + 2 * 600 + 192 * 3 + 8000 / 16 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
     assert ask("cost", [held]).costs == (pytest.approx(expected),)
 
 
-@pytest.mark.parametrize("usage", [None, 0.0, 0.89, 0.9])
-def test_cost_ignores_kv_usage_while_there_is_space(usage: float | None) -> None:
-    assert cost.cost(candidate(0, kv_usage=usage), 1000) == 2000
+@pytest.mark.parametrize("usage", [0.0, 0.89, 0.9])
+def test_cost_ignores_kv_usage_while_there_is_space(usage: float) -> None:
+    assert ask("cost", [candidate(kv_usage=usage)]).costs == (2000,)
 
 
 def test_endpoint_short_of_kv_space_is_avoided() -> None:
-    assert ask("cost", [candidate(0, kv_usage=0.99), *IDLE[1:]]).index == 1
+    assert ask("cost", [candidate(kv_usage=0.99), *IDLE[1:]]).index == 1
 
 
 def test_equal_costs_go_in_ring_order() -> None:
-    candidates = [candidate(0, 5), *IDLE[1:]]
+    candidates = [candidate(5), *IDLE[1:]]
     pick = ask("cost", candidates, order=[0, 2, 3, 1])
     assert (pick.index, pick.reason, pick.ring_steps) == (2, policy.Reason.WARM, 1)
 
 
 def test_empty_cache_is_no_reason_to_be_chosen() -> None:
-    candidates = [candidate(0, 6, 4000), *(candidate(i, 1, cached=500.0) for i in (1, 2, 3))]
+    candidates = [candidate(6, 4000), *(candidate(1, cached=500.0) for i in (1, 2, 3))]
     for name in ("cost", "least_load"):
         assert ask(name, candidates).index != 0
 
 
 def test_one_long_prompt_weighs_more_than_many_requests() -> None:
-    candidates = [candidate(0, 1, 200_000), *(candidate(i, 12) for i in (1, 2, 3))]
+    candidates = [candidate(1, 200_000), *(candidate(12) for i in (1, 2, 3))]
     for name in ("cost", "ring", "least_load"):
         assert ask(name, candidates, prompt_tokens=100).index != 0
 
 
 def test_least_load_takes_the_least_and_rotates_among_equals() -> None:
-    candidates = [candidate(0, 1), candidate(1), candidate(2, 2), candidate(3)]
+    candidates = [candidate(1), candidate(), candidate(2), candidate()]
     picked = [ask("least_load", candidates, turn=turn).index for turn in range(4)]
     assert picked == [1, 3, 1, 3]
 
@@ -156,23 +184,25 @@ def test_single_candidate_is_always_chosen(name: str) -> None:
         assert ask(name, loaded(load), chance=0.999, turn=7).index == 0
 
 
-def test_bound_is_shared_by_ring_and_cost() -> None:
-    question = policy.Question(loaded(3000, 0), 500.0, lambda: iter((0, 1)), LIMITS, 0, 0.0)
-    assert ring.limit(question) == 2.0 * (3512 + 500 + 512) / 2
+def test_ring_steps_of_a_warm_endpoint_are_counted_only_near_the_home() -> None:
+    candidates = [candidate() for _ in range(20)]
+    candidates[12] = candidate(cached=900.0)
+    pick = ask("cost", candidates)
+    assert (pick.index, pick.reason, pick.ring_steps) == (12, policy.Reason.WARM, cost.STEPS_COUNTED)
 
 
 def test_ring_passes_over_a_home_where_the_prompt_does_not_fit() -> None:
-    assert ask("ring", [candidate(0, 1, kv_usage=1.01), candidate(1, kv_usage=0.5)]).index == 1
-    assert ask("ring", [candidate(0, 1, kv_usage=1.0), candidate(1, kv_usage=0.5)]).index == 0
+    assert ask("ring", [candidate(1, kv_usage=1.01), candidate(kv_usage=0.5)]).index == 1
+    assert ask("ring", [candidate(1, kv_usage=1.0), candidate(kv_usage=0.5)]).index == 0
 
 
 def test_cost_weighs_a_prompt_that_does_not_fit_against_computing_it_again() -> None:
-    half_cached = candidate(0, inflight=1, cached=500.0, kv_usage=1.3)
-    assert ask("cost", [half_cached, candidate(1, kv_usage=0.5)]).index == 1
-    all_cached = candidate(0, inflight=1, cached=1000.0, kv_usage=1.1)
-    assert ask("cost", [all_cached, candidate(1, kv_usage=0.5)]).index == 0
+    half_cached = candidate(inflight=1, cached=500.0, kv_usage=1.3)
+    assert ask("cost", [half_cached, candidate(kv_usage=0.5)]).index == 1
+    all_cached = candidate(inflight=1, cached=1000.0, kv_usage=1.1)
+    assert ask("cost", [all_cached, candidate(kv_usage=0.5)]).index == 0
 
 
 @pytest.mark.parametrize("name", ["cost", "ring"])
 def test_prompt_that_fits_nowhere_is_placed_all_the_same(name: str) -> None:
-    assert ask(name, [candidate(0, 9, 9000, kv_usage=1.5), candidate(1, kv_usage=1.2)]).index in (0, 1)
+    assert ask(name, [candidate(9, 9000, kv_usage=1.5), candidate(kv_usage=1.2)]).index in (0, 1)

@@ -128,7 +128,7 @@ def test_memory_is_flat_over_1e5_distinct_prompts() -> None:
     for number in range(100_000):
         cache.add(A, chain.Chain((number % 37, 10**6 + number, 10**9 + number), 0), number / 1000)
         if not number % 1000:
-            tree = cache._gpu[A]
+            tree = cache._gpu.trees[A]
             assert len(tree._leaves) <= len(tree._nodes) <= 500
     assert cache.blocks(A) == 500
 

@@ -51,6 +51,7 @@ def test_shares_follow_weights() -> None:
 
 
 def test_removed_endpoint_moves_only_its_own_keys_and_scatters_them() -> None:
+    """M01."""
     before, after = homes(wheel(*EIGHT)), homes(wheel(*EIGHT[1:]))
     moved = Counter(new for old, new in zip(before, after, strict=True) if old == "vllm-0")
     assert all(old in ("vllm-0", new) for old, new in zip(before, after, strict=True))
@@ -59,6 +60,7 @@ def test_removed_endpoint_moves_only_its_own_keys_and_scatters_them() -> None:
 
 
 def test_added_endpoint_takes_a_ninth_of_the_keys_and_moves_no_other() -> None:
+    """M01."""
     before, after = homes(wheel(*EIGHT)), homes(wheel(*EIGHT, "vllm-8"))
     moved = [new for old, new in zip(before, after, strict=True) if old != new]
     assert set(moved) == {"vllm-8"}
@@ -89,6 +91,7 @@ def test_names_that_start_alike_share_no_points(one: str, other: str) -> None:
 
 
 def test_order_of_the_list_and_repeats_are_irrelevant() -> None:
+    """M01."""
     assert homes(wheel(*EIGHT[::-1])) == homes(wheel(*EIGHT)) == homes(wheel(*EIGHT, *EIGHT))
 
 

@@ -241,6 +241,7 @@ def with_down(of: router.Router, name: str, *, ready: bool = False) -> None:
 
 
 def test_keys_of_a_home_that_is_down_scatter_and_return_with_it() -> None:
+    """M02."""
     chooser = start("ring")
     keyed = [chat(text(number)) for number in range(400)]
     homes = [visit(chooser, asked) for asked in keyed]
@@ -265,6 +266,7 @@ def test_endpoint_that_is_down_keeps_its_open_load() -> None:
 
 
 def test_endpoint_that_leaves_with_open_requests_and_rejoins_starts_clean() -> None:
+    """L03."""
     chooser = start("cost")
     full = chooser.pool
     old = [send(chooser, chat(text(1, 9000), str(number))) for number in range(10)]
@@ -369,7 +371,7 @@ def test_prefix_with_a_share_of_the_traffic_is_held_by_its_share_of_endpoints(sh
 
 def test_two_long_prompts_that_do_not_fit_together_are_not_sent_together() -> None:
     chooser = start("cost")  # room for 100,000 tokens
-    long = [chat(text(number, 240_000)) for number in range(2)]  # of 60,000
+    long = [chat(text(number, 300_000)) for number in range(2)]  # of 75,000
     first = visit(chooser, long[0])
     chooser.residency.add(pool.EndpointId(first), chooser.chain_of(long[1]), 0.0)  # both are held there
     opened = send(chooser, long[0])

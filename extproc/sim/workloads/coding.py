@@ -8,6 +8,7 @@ client begins a new session. 32 clients nearly fill the caches, 48 are too many.
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ def make(
     endpoints: int = 8,
     projects: int = 6,
     turns: int = 30,
+    sessions: int = 0,
     output_tokens: int = 100,
     kv_tokens: int = 430_000,
     host_tokens: int = 0,
@@ -35,7 +37,11 @@ def make(
     warmup_s: float = 60.0,
     reuse: bool = True,
 ) -> scenario.Scenario:
-    """The load with `clients` * `load` clients. `reuse`: False for engines without prefix cache."""
+    """The load with `clients` * `load` clients.
+
+    `sessions`: transcripts of `turns` turns that each client begins, 0 for no end. `reuse`: False for engines
+    without prefix cache.
+    """
     model = replace(performance.PRESETS[preset], kv_tokens=kv_tokens, host_kv_tokens=host_tokens)
     people = max(round(clients * load), 1)
 
@@ -43,9 +49,8 @@ def make(
         rng = random.Random(f"{seed}/coding")
         # one after the other, so that not all prefill the same start at once
         for number in range(people):
-            yield client.Start(
-                number * 0.2 / load, _client(seed, number, rng.randrange(projects), turns, output_tokens)
-            )
+            script = _client(seed, number, rng.randrange(projects), turns, sessions, output_tokens)
+            yield client.Start(number * 0.2 / load, script)
 
     return scenario.Scenario(
         name="coding",
@@ -58,14 +63,15 @@ def make(
     )
 
 
-def _client(seed: int, number: int, project: int, turns: int, output_tokens: int) -> client.Script:
+def _client(
+    seed: int, number: int, project: int, turns: int, sessions: int, output_tokens: int
+) -> client.Script:
     rng = random.Random(f"{seed}/client/{number}")
     system = content.piece(seed, "system")
     start = content.Content.of(
         [(system, _SYSTEM_TOKENS), (content.piece(seed, "project", project), _PROJECT_TOKENS)]
     )
-    session = 0
-    while True:
+    for session in itertools.count() if not sessions else range(sessions):
         name = f"client {number} session {session}"
         transcript = start
         for turn in range(turns):
@@ -84,4 +90,3 @@ def _client(seed: int, number: int, project: int, turns: int, output_tokens: int
             )
             transcript = transcript.then(answer, output_tokens)
             yield client.Pause(rng.uniform(0.4, 1.2))
-        session += 1

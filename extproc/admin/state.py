@@ -1,87 +1,28 @@
-"""Admin: HTTP for people and machines: /metrics, /healthz, /readyz, /api/state.
+"""State: pools and endpoints as /api/state tells them, as JSON has it.
 
-Never: anything of a request. Called by: app.
+Never: anything of a request. Called by: admin.server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from aiohttp import web
-
-from extproc import __version__, metrics, router
 from extproc import views as _views
 
-__all__ = ["Admin"]
+__all__ = ["pool_state"]
 
 _MODELS_SHOWN = 64
 
 
-class Admin:
-    """The admin server of one process."""
-
-    def __init__(
-        self,
-        looked_at: _views.Views | router.Router,
-        counted: metrics.Metrics,
-        clock: Callable[[], float],
-        is_ready: Callable[[], bool],
-    ) -> None:
-        """`looked_at`: the pools at a time; `is_ready`: what /readyz answers."""
-        self._views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
-        self._metrics = counted
-        self._clock = clock
-        self._is_ready = is_ready
-        app = web.Application()
-        app.router.add_get("/metrics", self._get_metrics)
-        app.router.add_get("/healthz", self._get_healthz)
-        app.router.add_get("/readyz", self._get_readyz)
-        app.router.add_get("/api/state", self._get_state)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
-        self.address = ""
-
-    async def start(self, listen: str) -> None:
-        """Serve on "host:port"; the address in use is then in `address`. Raises: OSError."""
-        await self._runner.setup()
-        host, _, port = listen.rpartition(":")
-        site = web.TCPSite(self._runner, host.strip("[]"), int(port))
-        await site.start()
-        bound = self._runner.addresses[0][1]
-        self.address = f"{host}:{bound}"
-
-    async def stop(self) -> None:
-        """Stop at once."""
-        await self._runner.cleanup()
-
-    async def _get_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
-
-    async def _get_healthz(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def _get_readyz(self, _request: web.Request) -> web.Response:
-        if self._is_ready():
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text="not ready\n")
-
-    async def _get_state(self, _request: web.Request) -> web.Response:
-        return web.json_response(self.state())
-
-    def state(self) -> dict[str, Any]:
-        """Pools, load, residency and signals as they stand."""
-        now = self._clock()
-        pools = [_pool(view, now) for view in self._views(now)]
-        return {"version": __version__, "ready": self._is_ready(), "pools": pools}
-
-
-def _pool(view: _views.PoolView, now: float) -> dict[str, Any]:
+def pool_state(view: _views.PoolView, now: float) -> dict[str, Any]:
+    """One pool and its endpoints at `now` [s, monotonic]."""
     return {
         "name": view.name,
         "generation": view.generation,
         "policy": view.settings.policy,
         "panic": view.panics,
         "open_leases": view.open_leases,
+        "bound": _rounded(view.bound),
         "source": {
             "kind": view.source.kind,
             "age_s": _rounded(view.source.age_s),
@@ -112,7 +53,10 @@ def _endpoint(view: _views.EndpointView, now: float) -> dict[str, Any]:
         "models": models,
         "inflight": view.inflight,
         "pending_tokens": view.pending_tokens,
+        "work": _rounded(view.work),
+        "oldest_lease_s": _rounded(view.oldest_lease_s),
         "residency_blocks": view.residency_blocks,
+        "capacity_blocks": view.capacity_blocks,
         "residency_scale": _rounded(known.scale),
         "sent": {
             "requests": view.sent.requests,

@@ -1,0 +1,110 @@
+"""Peer: another replica of kvring as this one knows it: when it was heard, and its open leases.
+
+Its leases stand in this replica's ledger beside the own ones, so that a bound holds over all replicas.
+They end when the peer says so, when the peer's list of open leases lacks them, or when the peer has been
+silent too long.
+
+Never: more leases than `LEASES_MAX`; a lease that outlives its peer. Called by: news.view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from extproc import ledger
+from extproc.news import message
+
+__all__ = ["ALL_S", "OVERLAP_S", "Missing", "Peer"]
+
+ALL_S = 1e9
+"""Longer than anything has been known."""
+
+OVERLAP_S = 1.0
+"""More than a message takes: asked for beyond the time that was missed."""
+
+
+class Missing:
+    """From when on something may have been missed, and whether it was asked for.
+
+    noticed: there is something  ->  asked  ->  answered: nothing, unless more was noticed after the question
+    """
+
+    __slots__ = ("_asked_s", "_from_s", "_noticed_s")
+
+    def __init__(self) -> None:
+        """Nothing is missing."""
+        self._from_s = math.inf
+        self._noticed_s = -math.inf
+        self._asked_s: float | None = None
+
+    def notice(self, from_s: float, now: float) -> None:
+        """What happened since `from_s` may be unknown here, so it seems at `now` [s, monotonic]."""
+        self._from_s = min(self._from_s, from_s)
+        self._noticed_s = now
+
+    def question(self, now: float, patience_s: float) -> float | None:
+        """How far back to ask, now [s]; None if nothing is missing, or an answer may be on its way."""
+        if self._from_s == math.inf or (self._asked_s is not None and now - self._asked_s < patience_s):
+            return None
+        self._asked_s = now
+        return min(now - self._from_s, ALL_S)
+
+    def answered(self) -> None:
+        """All that was asked for has come."""
+        asked_s, self._asked_s = self._asked_s, None
+        if asked_s is not None:
+            self._from_s = math.inf if self._noticed_s <= asked_s else asked_s - OVERLAP_S
+
+
+class Peer:
+    """`number`: of its last message; `heard_s`: when that came [s]; `listed_s`: when its open leases were
+    asked for; `missing`: what endpoints were sent that may be unknown here.
+    """
+
+    __slots__ = ("_leases", "heard_s", "listed_s", "missing", "number")
+
+    def __init__(self, number: int, now: float) -> None:
+        """Heard for the first time at `now` [s, monotonic], with its message `number`."""
+        self.number = number
+        self.heard_s = now
+        self.listed_s: float | None = None
+        self.missing = Missing()
+        self._leases: dict[int, ledger.Lease | None] = {}
+
+    def __len__(self) -> int:
+        """Its open leases, as far as is known here."""
+        return len(self._leases)
+
+    def knows(self, number: int) -> bool:
+        """Whether its lease `number` stands here."""
+        return number in self._leases
+
+    def began(self, number: int, lease: ledger.Lease | None) -> None:
+        """It took a lease; None: of an endpoint that is none of ours. One of the same number ends before."""
+        self.ended(number)
+        if len(self._leases) < message.LEASES_MAX:
+            self._leases[number] = lease
+        elif lease is not None:
+            lease.release()
+
+    def prefilled(self, number: int) -> None:
+        """A prompt of its is prefilled."""
+        lease = self._leases.get(number)
+        if lease is not None:
+            lease.prefilled()
+
+    def ended(self, number: int) -> None:
+        """A request of its is over."""
+        lease = self._leases.pop(number, None)
+        if lease is not None:
+            lease.release()
+
+    def only(self, open_leases: Mapping[int, object]) -> None:
+        """End those that are not among `open_leases`."""
+        for number in self._leases.keys() - open_leases.keys():
+            self.ended(number)
+
+    def gone(self) -> None:
+        """It is there no more: end all."""
+        self.only({})

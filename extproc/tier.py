@@ -1,0 +1,295 @@
+"""Tier: the blocks of one tier of all endpoints: a tree for each endpoint, and who holds which block.
+
+A tree holds whole starts of prompts: blocks leave least recently used first, of one path the deepest first.
+So along a chain the holders only become fewer, and who holds how much of it is found for all endpoints at
+once: one bisection, O(log blocks), for each place where they change, and not one for each endpoint.
+
+Never: a block without the block before it; more blocks than the capacity; a holder whose tree lacks it.
+Called by: residency.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from extproc import chain, pool
+
+__all__ = ["Recent", "Tier", "Tree"]
+
+_NAMES_MAX = 1024  # sets of holders whose names are remembered
+
+
+@dataclass(slots=True)
+class Tier:
+    """One tier of all endpoints.
+
+    `holders`: by block, a bit for each endpoint that holds it; never 0. `owners`: whose bit is which, `free`:
+    bits of endpoints that left. `names`: who stands behind a set of bits, of those asked for lately.
+    """
+
+    trees: dict[pool.EndpointId, Tree] = field(default_factory=dict)
+    holders: dict[chain.BlockHash, int] = field(default_factory=dict)
+    owners: list[pool.EndpointId] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    names: dict[int, tuple[pool.EndpointId, ...]] = field(default_factory=dict)
+
+    def tree(self, endpoint: pool.EndpointId, capacity: int) -> Tree:
+        """The tree of `endpoint`, a new one of `capacity` blocks if it has none."""
+        found = self.trees.get(endpoint)
+        if found is None:
+            number = self.free.pop() if self.free else len(self.owners)
+            self.owners[number : number + 1] = [endpoint]
+            found = self.trees[endpoint] = Tree(capacity, self.holders, 1 << number)
+        return found
+
+    def forget(self, endpoint: pool.EndpointId) -> None:
+        """Drop its tree."""
+        tree = self.trees.pop(endpoint, None)
+        if tree is not None:
+            tree.clear()
+            self.free.append(tree.bit.bit_length() - 1)
+            self.names.clear()
+
+    def held(self, hashes: tuple[chain.BlockHash, ...]) -> dict[pool.EndpointId, int]:
+        """Leading blocks of a chain [not empty] by endpoint, of those that hold any."""
+        found: dict[pool.EndpointId, int] = {}
+        holders = self.holders
+        depth, bits = 0, holders.get(hashes[0], 0)
+        while bits:
+            low, high = depth, len(hashes) - 1  # hashes[low] has these holders
+            while low < high:
+                middle = (low + high + 1) // 2
+                if holders.get(hashes[middle]) == bits:
+                    low = middle
+                else:
+                    high = middle - 1
+            depth = low + 1
+            found.update(dict.fromkeys(self._named(bits), depth))
+            bits = holders.get(hashes[depth], 0) if depth < len(hashes) else 0
+        return found
+
+    def _named(self, bits: int) -> tuple[pool.EndpointId, ...]:
+        names = self.names.get(bits)
+        if names is None:
+            if len(self.names) >= _NAMES_MAX:
+                self.names.clear()
+            names = tuple(owner for number, owner in enumerate(self.owners) if bits >> number & 1)
+            self.names[bits] = names
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Blocks of one path: `hashes`, behind block `back` at `depth` blocks (0, 0: from the start).
+
+    `age_s`: since they were used.
+    """
+
+    back: chain.BlockHash
+    depth: int
+    hashes: tuple[chain.BlockHash, ...]
+    age_s: float
+
+
+class _Node:
+    __slots__ = ("block", "children", "depth", "parent", "queued", "used_s")
+
+    def __init__(self, block: chain.BlockHash, parent: _Node | None, depth: int, used_s: float) -> None:
+        self.block = block
+        self.parent = parent
+        self.depth = depth
+        self.used_s = used_s
+        self.children = 0
+        self.queued = False
+
+
+class Tree:
+    """Blocks of one tier, each the child of the block before it.
+
+    `_leaves` is a heap of (used_s, -depth, hash), at most one entry a block. Touching a path only stamps
+    its last block: entries are put right when they come to the top, and a parent takes over the stamp of
+    a child that leaves. `_holders`: those of its tier, where its blocks have the bit `bit`.
+    """
+
+    __slots__ = ("_capacity", "_holders", "_leaves", "_nodes", "bit")
+
+    def __init__(self, capacity: int, holders: dict[chain.BlockHash, int], bit: int) -> None:
+        self._capacity = capacity
+        self._holders = holders
+        self.bit = bit
+        self._nodes: dict[chain.BlockHash, _Node] = {}
+        self._leaves: list[tuple[float, int, chain.BlockHash]] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def oldest_s(self) -> float:
+        """No leaf was last used before [s]."""
+        return self._leaves[0][0] if self._leaves else math.inf
+
+    def add(self, hashes: tuple[chain.BlockHash, ...], now: float) -> int:
+        """Hold these, used at `now` [s]; of more than there is space for, the first.
+
+        Returns how many leading ones it held before.
+        """
+        hashes = hashes[: self._capacity]
+        if not hashes:
+            return 0
+        held = self.depth(hashes)
+        nodes, holders, bit = self._nodes, self._holders, self.bit
+        node: _Node | None = None
+        if held:
+            node = nodes[hashes[held - 1]]
+            node.used_s = max(node.used_s, now)
+        for depth in range(held, len(hashes)):
+            block = hashes[depth]
+            if block in nodes:  # behind another block: no chain has that, a stranger's message may
+                break
+            if node is not None:
+                node.children += 1
+            node = nodes[block] = _Node(block, node, depth, now)
+            others = holders.get(block)
+            holders[block] = bit if others is None else others | bit
+        if node is not None:
+            self._queue_leaf(node)
+        self._fit()
+        return held
+
+    def retract(self, hashes: tuple[chain.BlockHash, ...], held: int, noted_s: float) -> None:
+        """Drop the blocks behind the first `held`, from the end, unless they were used after `noted_s`."""
+        gone: set[chain.BlockHash] = set()
+        queued = False
+        for block in reversed(hashes[held:]):
+            node = self._nodes.get(block)
+            if node is None:
+                continue
+            if node.children or node.used_s > noted_s:
+                break
+            queued = queued or node.queued
+            gone.add(block)
+            del self._nodes[block]
+            self._let_go(block)
+            if node.parent is not None:
+                node.parent.children -= 1
+                self._queue_leaf(node.parent)
+        if queued:  # rare: a request went elsewhere than where it was sent
+            self._leaves = [entry for entry in self._leaves if entry[2] not in gone]
+            heapq.heapify(self._leaves)
+
+    def resize(self, capacity: int) -> None:
+        """Hold at most `capacity` blocks from now on."""
+        self._capacity = capacity
+        self._fit()
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        for block in self._nodes:
+            self._let_go(block)
+        self._nodes.clear()
+        self._leaves.clear()
+
+    def _let_go(self, block: chain.BlockHash) -> None:
+        others = self._holders[block] & ~self.bit
+        if others:
+            self._holders[block] = others
+        else:
+            del self._holders[block]
+
+    def _fit(self) -> None:
+        while len(self._nodes) > self._capacity:
+            self._settle_top()
+            self._drop_top(len(self._nodes) - self._capacity)
+
+    def depth(self, hashes: tuple[chain.BlockHash, ...]) -> int:
+        """How many leading ones of `hashes` it holds."""
+        nodes = self._nodes
+        if not hashes or hashes[0] not in nodes:
+            return 0
+        low, high = 1, len(hashes)  # hashes[:low] is held
+        while low < high:
+            middle = (low + high + 1) // 2
+            if hashes[middle - 1] in nodes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def path(self, block: chain.BlockHash) -> tuple[chain.BlockHash, ...]:
+        """The chain up to `block`, () if it is not held."""
+        found: list[chain.BlockHash] = []
+        node = self._nodes.get(block)
+        while node is not None:
+            found.append(node.block)
+            node = node.parent
+        return tuple(reversed(found))
+
+    def recent(self, oldest_s: float, now: float) -> Iterator[Recent]:
+        """What was used since `oldest_s` [s, monotonic], the latest first; see `residency`."""
+        ends = [self._nodes[block] for _, _, block in self._leaves]
+        ends = [node for node in ends if not node.children and node.used_s >= oldest_s]
+        ends.sort(key=lambda node: (node.used_s, node.block), reverse=True)
+        told: set[chain.BlockHash] = set()
+        for end in ends:
+            if self._nodes.get(end.block) is not end:
+                continue
+            hashes: list[chain.BlockHash] = []
+            node: _Node | None = end
+            while node is not None and node.block not in told:
+                hashes.append(node.block)
+                node = node.parent
+            told.update(hashes)
+            if hashes:
+                back, depth = (0, 0) if node is None else (node.block, node.depth + 1)
+                yield Recent(back, depth, tuple(reversed(hashes)), now - end.used_s)
+
+    def drop_before(self, oldest_s: float) -> None:
+        """Drop what was last used before `oldest_s`."""
+        while self._leaves and self._leaves[0][0] < oldest_s:
+            self._settle_top()
+            if self._leaves and self._leaves[0][0] < oldest_s:
+                self._drop_top(1)
+
+    def _queue_leaf(self, node: _Node) -> None:
+        if not node.queued and not node.children:
+            node.queued = True
+            heapq.heappush(self._leaves, (node.used_s, -node.depth, node.block))
+
+    def _settle_top(self) -> None:
+        """Make the top of the heap a leaf with its true stamp, the one to leave first."""
+        leaves = self._leaves
+        while leaves:
+            used_s, depth, block = leaves[0]
+            node = self._nodes[block]
+            if node.children:
+                heapq.heappop(leaves)
+                node.queued = False
+            elif node.used_s > used_s:
+                heapq.heapreplace(leaves, (node.used_s, depth, block))
+            else:
+                return
+
+    def _drop_top(self, most: int) -> None:
+        """Drop the leaf that is first to leave, and those before it while they are next; `most` >= 1."""
+        leaves = self._leaves
+        node = self._nodes[heapq.heappop(leaves)[2]]
+        while True:
+            del self._nodes[node.block]
+            self._let_go(node.block)
+            most -= 1
+            parent = node.parent
+            if parent is None:
+                return
+            parent.children -= 1
+            parent.used_s = max(parent.used_s, node.used_s)
+            if parent.children or parent.queued:
+                return
+            entry = (parent.used_s, -parent.depth, parent.block)
+            if not most or (leaves and leaves[0] < entry):
+                parent.queued = True
+                heapq.heappush(leaves, entry)
+                return
+            node = parent

@@ -1,0 +1,280 @@
+"""Laws of what replicas tell each other: whatever is lost or forged, views meet again, and nothing breaks."""
+
+import random
+import tracemalloc
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc import chain, outbox, pool, router
+from extproc.news import message, view
+
+NAMES = ("a", "b", "c")
+POOL = pool.make("p", [pool.Endpoint(pool.EndpointId(name), f"10.0.0.{i}:1") for i, name in enumerate(NAMES)])
+KV = router.Settings(kv_tokens=64_000)
+u64 = st.integers(0, 2**64 - 1)
+
+
+class Replica:
+    """A router with its view, and what it has open."""
+
+    def __init__(self, number, tuning=KV):
+        self.entries = outbox.Outbox()
+        self.router = router.Router(POOL, tuning, self.entries)
+        self.view = view.View(number, {"p": self.router}, self.entries)
+        self.leases = []
+
+    def ask(self, hashes, now):
+        request = router.Request(chain=chain.Chain(hashes, 1), tokens=64.0 * len(hashes) + 10)
+        self.leases.append(self.router.place(request, now, 0.5).lease)
+
+
+def conversation(rng, turns=4):
+    """Chains of a conversation that grows; all share a first block."""
+    hashes = (7, *(rng.getrandbits(64) for _ in range(6)))
+    for _ in range(turns):
+        hashes += tuple(rng.getrandbits(64) for _ in range(5))
+        yield hashes
+
+
+def pass_on(replicas, now, lost=lambda: False):
+    """One round: all tell, the others hear."""
+    for one in replicas:
+        data = one.view.flush(now)
+        if data is not None:
+            for other in replicas:
+                if other is not one and not lost():
+                    other.view.hear(data, now)
+
+
+def settle(replicas, now):
+    for _ in range(60):
+        now += 0.1
+        pass_on(replicas, now)
+    return now
+
+
+def held(one, hashes, now):
+    return dict(one.router.residency.held(chain.Chain(hashes, 0), now).gpu)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32))
+def test_replicas_know_the_same_after_losses_and_nothing_is_left_open(seed):
+    rng = random.Random(seed)
+    replicas = [Replica(number) for number in (1, 2, 3)]
+    now, chains = 0.0, []
+    talks = [conversation(rng) for _ in range(6)]
+    for _ in range(40):
+        now += 0.05
+        one = rng.choice(replicas)
+        hashes = next(rng.choice(talks), None)
+        if hashes is not None:
+            chains.append(hashes)
+            one.ask(hashes, now)
+        if one.leases and rng.random() < 0.4:
+            lease = one.leases.pop(rng.randrange(len(one.leases)))
+            rng.choice((lease.release, lease.prefilled))()
+            lease.release()
+        pass_on(replicas, now, lambda: rng.random() < 0.2)
+    now = settle(replicas, now)
+    loads = [[one.router.ledger.load(name, now).inflight for name in NAMES] for one in replicas]
+    assert loads[0] == loads[1] == loads[2]
+    assert sum(loads[0]) == sum(len(one.leases) for one in replicas)
+    for hashes in chains:
+        assert (
+            held(replicas[0], hashes, now) == held(replicas[1], hashes, now) == held(replicas[2], hashes, now)
+        )
+    for one in replicas:
+        for lease in one.leases:
+            lease.release()
+    now = settle(replicas, now)
+    assert [one.router.ledger.open_leases for one in replicas] == [0, 0, 0]
+    assert not any(len(one.entries.open) or one.view.peer_leases for one in replicas)
+
+
+def test_equal_traffic_gives_equal_anchors_whoever_it_goes_to():
+    rng = random.Random(5)
+    replicas, single = [Replica(number) for number in (1, 2, 3)], Replica(9)
+    now, chains = 0.0, []
+    for turn in range(120):
+        now += 0.05
+        hashes = list(conversation(random.Random(turn % 20)))[turn % 4]
+        chains.append(hashes)
+        rng.choice(replicas).ask(hashes, now)
+        single.ask(hashes, now)
+        pass_on(replicas, now)
+    for hashes in chains:
+        found = {one.router.anchors.locate(chain.Chain(hashes, 1), 3) for one in (*replicas, single)}
+        assert len(found) == 1
+
+
+def test_a_silent_peer_s_leases_expire_and_come_back_with_it():
+    one, other = Replica(1), Replica(2)
+    settle([one, other], 0.0)
+    for number in range(100):
+        one.ask((number + 1, number + 1000), 6.1)
+    now = settle([one, other], 6.1)
+    assert other.router.ledger.open_leases == 100
+    for _ in range(40):  # the other one hears nothing for four seconds
+        now += 0.1
+        other.view.flush(now)
+        one.view.flush(now)
+    assert other.router.ledger.open_leases == 0
+    assert other.view.peers == 0
+    one.leases.pop().release()
+    settle([one, other], now)
+    assert other.router.ledger.open_leases == 99
+
+
+def test_bye_ends_the_leases_at_once():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    one.ask((1, 2, 3), now)
+    now = settle([one, other], now)
+    assert other.router.ledger.open_leases == 1
+    other.view.hear(one.view.bye(now), now)
+    assert other.router.ledger.open_leases == 0
+
+
+def test_a_new_replica_is_warm_after_a_few_messages():
+    first, second, rng = Replica(1), Replica(2), random.Random(3)
+    now, chains = settle([first, second], 0.0), []
+    for _ in range(30):
+        now += 0.01
+        *_, hashes = conversation(rng)
+        chains.append(hashes)
+        first.ask(hashes, now)
+        pass_on([first, second], now)
+    new = Replica(3)
+    for _ in range(8):  # 5 ms each
+        now += 0.005
+        pass_on([new, first, second], now)
+    assert new.view.warm
+    assert all(held(new, hashes, now) == held(first, hashes, now) for hashes in chains)
+    assert new.router.ledger.open_leases == 30
+
+
+def test_a_restart_that_both_see_is_one_and_keeps_what_came_after_it():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    before, after = (1, 2, 3), (4, 5, 6)
+    one.ask(before, now)
+    endpoint = next(iter(held(one, before, now)))
+    now = settle([one, other], now)
+    other.router.restart(endpoint, now)
+    other.router.residency.add(endpoint, chain.Chain(after, 0), now)
+    pass_on([one, other], now)
+    assert not held(one, before, now)
+    one.router.residency.add(endpoint, chain.Chain(after, 0), now)
+    one.router.restart(endpoint, now + 0.5)  # its own scraper is a little later
+    settle([one, other], now + 0.5)
+    assert held(one, after, now + 1) == held(other, after, now + 1) != {}
+    one.router.restart(endpoint, now + 60)  # this one is another
+    settle([one, other], now + 60)
+    assert held(one, after, now + 60) == held(other, after, now + 60) == {}
+
+
+# ---- strangers ----
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400), st.booleans())
+def test_any_bytes_give_a_batch_or_a_reason(data, ours):
+    if ours:
+        data = message.encode(message.Batch(sender=1, number=1))[:20] + data
+    assert isinstance(message.decode(data), message.Strange)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_is_noticed(data):
+    began = message.Began(1, 0, 0, 0, message.pack((1, 2, 3)), 10, 10, 0, 0)
+    good = bytearray(
+        message.encode(message.Batch(sender=5, number=1, places=(("p", 256, "a"),), began=(began,)))
+    )
+    bit = data.draw(st.integers(0, 8 * len(good) - 1))
+    good[bit // 8] ^= 1 << bit % 8
+    assert isinstance(message.decode(bytes(good)), message.Strange)
+
+
+hashes_ = st.lists(st.one_of(st.integers(0, 5), u64), max_size=12).map(
+    lambda found: message.pack(tuple(found))
+)
+places = st.lists(
+    st.tuples(st.sampled_from(["p", "q"]), st.sampled_from([256, 64]), st.sampled_from([*NAMES, "z"])),
+    min_size=1, max_size=4,
+)  # fmt: skip
+index, small, tokens = st.integers(0, 3), st.integers(0, 6), st.integers(0, 1 << 40)
+batches = st.builds(
+    message.Batch,
+    sender=st.integers(1, 4),
+    number=st.integers(0, 12),
+    open_leases=small,
+    places=places.map(tuple),
+    restarted=st.lists(st.builds(message.Restarted, index), max_size=2).map(tuple),
+    began=st.lists(
+        st.builds(message.Began, small, index, st.one_of(small, u64), small, hashes_, tokens, tokens, tokens,
+                  tokens, st.booleans()), max_size=4).map(tuple),
+    prefilled=st.lists(small, max_size=3).map(tuple),
+    ended=st.lists(small, max_size=3).map(tuple),
+    asks=st.lists(
+        st.builds(message.Ask, st.sampled_from([1, 9]), st.booleans(), st.sampled_from([-1.0, 0.0, 1e9])),
+        max_size=2).map(tuple),
+    leases=st.one_of(st.none(), st.lists(
+        st.builds(message.Open, small, index, tokens, tokens, st.one_of(small, u64)), max_size=4).map(tuple)),
+    held=st.lists(
+        st.builds(message.Held, index, st.one_of(small, u64), small, hashes_, st.floats(0, 1e9)), max_size=4
+    ).map(tuple),
+    to=st.sampled_from([0, 9]),
+    last=st.booleans(),
+    bye=st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(batches, max_size=25))
+def test_well_formed_nonsense_breaks_nothing(said):
+    one = Replica(9, router.Settings(kv_tokens=640, residency_idle_s=50.0))
+    now = 0.0
+    for batch in said:
+        now += 0.3
+        one.view.hear(message.encode(batch), now)
+        one.ask((1, 2, 3, int(now * 10)), now)
+        one.leases.pop().release()
+        answer = one.view.flush(now)
+        assert answer is None or isinstance(message.decode(answer), message.Batch)
+    one.view.flush(now + 10)
+    assert one.router.ledger.open_leases == 0
+    for name in NAMES:
+        load = one.router.ledger.load(name, now + 10)
+        assert (load.inflight, load.pending, load.kv_tokens) == (0, 0, 0)
+        assert one.router.residency.blocks(name) <= 10
+
+
+def test_a_crowd_of_senders_and_prompts_does_not_fill_memory():
+    one, rng = Replica(9), random.Random(1)
+
+    def tell(sender, number):
+        hashes = tuple(rng.getrandbits(64) for _ in range(4))
+        began = message.Began(number, number % 3, 0, 0, message.pack(hashes), 256, 256, 0, 0)
+        batch = message.Batch(
+            sender=sender, number=number, open_leases=1, places=tuple(("p", 256, name) for name in NAMES),
+            began=(began,), ended=(number - 1,),
+        )  # fmt: skip
+        one.view.hear(message.encode(batch), number * 1e-4)
+
+    for number in range(1, 3000):
+        tell(1, number)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(3000, 9000):
+        tell(1, number)
+    for sender in range(10, 500):
+        tell(sender, 1)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert one.view.peers == 64
+    assert one.view.counts.crowd > 400
+    assert grown < 4_000_000  # paths and residency are full or bounded
+    assert all(one.router.residency.blocks(name) <= 1000 for name in NAMES)
