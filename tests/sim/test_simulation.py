@@ -249,7 +249,8 @@ class TestSeveralRouters:
         hits = {}
         for sharing in scenario.Sharing:
             asked = short("first:prefixes=20", 60, routers=3, sharing=sharing)
-            hits[sharing] = measure(asked).engine_hit
+            # of one seed, hits of one router differ by .1 from another's
+            hits[sharing] = sum(measure(asked, seed=seed).engine_hit for seed in (1, 2, 3)) / 3
         assert hits[scenario.Sharing.NOTHING] < hits[scenario.Sharing.EXACT] - 0.1
         assert hits[scenario.Sharing.DELAYED] == pytest.approx(hits[scenario.Sharing.EXACT], abs=0.08)
 
