@@ -16,10 +16,14 @@ import json
 import logging
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+import grpc
 
 from extproc import (
     __version__,
@@ -31,6 +35,7 @@ from extproc import (
     pool,
     router,
     server,
+    tls,
     views,
 )
 from extproc.endpoints import fleet, making
@@ -71,7 +76,11 @@ async def run(settings: config.Config) -> None:
     admin_server = admin.Admin(look, counted, clock, lambda: health_server.ready)
     ext_proc = server.Server(
         server.Settings(
-            settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
+            settings.grpc_listen,
+            settings.message_bytes_max,
+            settings.streams_max,
+            settings.pick_header,
+            None if settings.tls is None else settings.tls.listen,
         ),
         pools,
         settings.exchange_settings(),
@@ -79,6 +88,7 @@ async def run(settings: config.Config) -> None:
         clock,
         chance,
         answered,
+        _credentials(settings),
     )
     signals = _signals()
 
@@ -98,8 +108,10 @@ async def run(settings: config.Config) -> None:
         gc.collect()
         gc.freeze()  # what lives for good (rings, modules) is not looked through again: no pauses from it
         await health_server.set_ready(ready=True)
+        tls_address = {} if ext_proc.tls_address is None else {"tls": ext_proc.tls_address}
         addresses = {
             "grpc": ext_proc.address,
+            **tls_address,
             "health": health_server.address,
             "admin": admin_server.address,
         }
@@ -116,6 +128,19 @@ async def run(settings: config.Config) -> None:
             await ext_proc.stop(0)
         await stopping
         _log.info("stopped")
+
+
+def _credentials(settings: config.Config) -> grpc.ServerCredentials | None:
+    given = settings.tls
+    if given is None:
+        return None
+    names = dict.fromkeys(("localhost", socket.gethostname()))
+    files = (given.certificate_file, given.key_file, given.client_ca_file)
+    wanted = tls.Settings(*(None if name is None else Path(name) for name in files))
+    try:
+        return tls.credentials(wanted, list(names), time.time())
+    except tls.TlsError as error:
+        raise config.ConfigError(str(error)) from error
 
 
 async def _watch(fleets: Iterable[fleet.Fleet]) -> None:

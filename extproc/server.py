@@ -36,12 +36,15 @@ class BindError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`listen`: "host:port" or "unix:/path"; the rest as in the configuration."""
+    """`listen`: "host:port" or "unix:/path", plaintext; `tls_listen`: the same, for TLS, None for no such
+    port; the rest as in the configuration.
+    """
 
     listen: str
     message_bytes_max: int
     streams_max: int
     pick_header: bool
+    tls_listen: str | None = None
 
 
 def _ignore(_pool: str, _endpoint: pool.EndpointId, _answered_well: bool) -> None:  # noqa: FBT001
@@ -60,10 +63,12 @@ class Server:
         clock: Callable[[], float],
         chance: Callable[[], float],
         answered: Callable[[str, pool.EndpointId, bool], None] = _ignore,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """Bind; the address in use is in `address`.
+        """Bind; the address in use is in `address`, that of the TLS port in `tls_address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
+            credentials: of the TLS port.
             answered: told of every answer seen: pool, endpoint, whether it was no fault of the engine.
         Raises: BindError.
         """
@@ -96,6 +101,9 @@ class Server:
             (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method}),)
         )
         self.address = _bind(self._server, settings.listen)
+        self.tls_address: str | None = None
+        if settings.tls_listen is not None:
+            self.tls_address = _bind(self._server, settings.tls_listen, credentials)
 
     @property
     def streams_open(self) -> int:
@@ -287,10 +295,13 @@ class HealthServer:
         await self._server.stop(0)
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
     """The address really listened on. Raises: BindError."""
     try:
-        port = server.add_insecure_port(listen)
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise BindError(f"can't listen on {listen}: in use, or not an address of this machine") from error
     return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

@@ -24,7 +24,7 @@ from extproc.config.sources import (
     KubernetesApi,
     KubernetesService,
 )
-from extproc.config.values import Config
+from extproc.config.values import Config, Tls
 
 __all__ = [
     "SOURCES",
@@ -41,6 +41,7 @@ __all__ = [
     "Match",
     "Pool",
     "Signals",
+    "Tls",
     "load",
     "loads",
     "match_of",

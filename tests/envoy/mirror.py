@@ -1,6 +1,6 @@
 """Mirror: an endpoint that hands the body of a request back, piece by piece, with trailers behind it.
 
-It speaks HTTP/1.1 by hand: no HTTP library here sends trailers. `read_message` reads them on the client's side.
+It speaks HTTP/1.1 by hand: no HTTP library here sends trailers. `read_message` reads them for a client.
 
 async with mirror.mirror() as there:
     there.address;  there.open;  there.trailers      # of the last request
@@ -61,7 +61,7 @@ class Mirror:
 async def mirror():
     made = Mirror()
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0, limit=1 << 20)
-    made.address = "127.0.0.1:%d" % server.sockets[0].getsockname()[1]
+    made.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield made
     finally:

@@ -1,7 +1,7 @@
 """FULL_DUPLEX_STREAMED both ways through a real Envoy: bytes exact, every outcome as docs/exchange.md says.
 
-An endpoint hands each body back in pieces with trailers behind it, so that what a client gets has passed kvring
-twice.
+An endpoint hands each body back in pieces with trailers behind it, so that what a client gets has passed
+kvring twice.
 """
 
 from __future__ import annotations
