@@ -36,12 +36,15 @@ class BindError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`listen`: "host:port" or "unix:/path"; the rest as in the configuration."""
+    """`listen`: "host:port" or "unix:/path", plaintext; `tls_listen`: the same, for TLS, None for no such
+    port; the rest as in the configuration.
+    """
 
     listen: str
     message_bytes_max: int
     streams_max: int
     pick_header: bool
+    tls_listen: str | None = None
 
 
 def _ignore(_pool: str, _endpoint: pool.Endpoint, _answered_well: bool) -> None:  # noqa: FBT001
@@ -65,21 +68,22 @@ class Server:
         chance: Callable[[], float],
         answered: Callable[[str, pool.Endpoint, bool], None] = _ignore,
         teller: telling.Teller | None = None,
-        changed: Callable[[], None] = _alone,
+        changed: Callable[[], None] | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """Bind; the address in use is in `address`.
+        """Bind; the address in use is in `address`, that of the TLS port in `tls_address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
             answered: told of every answer seen: pool, endpoint, whether it was no fault of the engine.
             teller: told of every decision; None: it is only counted.
-            changed: called after whatever may have changed the ledger.
+            changed: called after whatever may have changed the ledger; credentials: of the TLS port.
         Raises: BindError.
         """
         self._settings = settings
         self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
         self._answered = answered
         self._teller = teller or telling.Teller(counted)
-        self._changed = changed
+        self._changed = changed or _alone
         self._exchange_settings = exchange_settings
         self._metrics = counted
         self._clock = clock
@@ -106,6 +110,9 @@ class Server:
             (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method}),)
         )
         self.address = _bind(self._server, settings.listen)
+        self.tls_address: str | None = None
+        if settings.tls_listen is not None:
+            self.tls_address = _bind(self._server, settings.tls_listen, credentials)
 
     @property
     def streams_open(self) -> int:
@@ -298,10 +305,13 @@ def _parents(context: _Context) -> tuple[str, ...]:
     return tuple(str(value) for name, value in metadata if name == "traceparent")
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
     """The address really listened on. Raises: BindError."""
     try:
-        port = server.add_insecure_port(listen)
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise BindError(f"can't listen on {listen}: in use, or not an address of this machine") from error
     return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

@@ -15,7 +15,7 @@ from extproc.config import meta, sources
 from extproc.config import pools as pools_
 from extproc.config import store as store_
 
-__all__ = ["Config", "Traces", "VolatileSpan"]
+__all__ = ["Config", "Tls", "Traces", "VolatileSpan"]
 
 _LISTEN_HELP = 'a host and a port, "0.0.0.0:9002", or "unix:/path"'
 
@@ -51,12 +51,33 @@ class Traces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     service: Annotated[str, meta.text(meta.NAME, "Name of this service in the traces.")] = "kvring"
 
 
+class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A second ext_proc port, with TLS. Health and the plaintext port stay as they are."""
+
+    listen: Annotated[str, msgspec.Meta(description=f"TLS port: {_LISTEN_HELP}.")] = "0.0.0.0:9004"
+    certificate_file: Annotated[
+        str | None,
+        meta.meaning(
+            "PEM certificate chain; read again when it changes. Unset: a self-signed one is made at the start"
+            " (`pip install '.[tls]'`), for gateways that don't verify."
+        ),
+    ] = None
+    key_file: Annotated[str | None, meta.meaning("PEM key of that certificate.")] = None
+    client_ca_file: Annotated[
+        str | None,
+        meta.meaning("PEM certificates; clients must show one that these signed. Unset: none is asked for."),
+    ] = None
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
     pools: Annotated[list[pools_.Pool], meta.listed(1, 64, "Model groups, one pool each.")]
     grpc_listen: Annotated[str, msgspec.Meta(description=f"ext_proc server: {_LISTEN_HELP}.")] = (
         "0.0.0.0:9002"
+    )
+    tls: Annotated[Tls | None, meta.meaning("A TLS port beside the plaintext one. Unset: there is none.")] = (
+        None
     )
     health_listen: Annotated[str, msgspec.Meta(description="gRPC health server, always plaintext.")] = (
         "0.0.0.0:9003"

@@ -168,6 +168,7 @@ class Sidecar:
     grpc: str
     health: str
     admin: str
+    tls: str = ""
 
     def stderr(self) -> str:
         return self.stderr_path.read_text(encoding="utf-8")
