@@ -18,7 +18,7 @@ import yaml
 from aiohttp import ClientSession, TCPConnector, web
 
 from extproc import bootstrap, cli, gateway
-from extproc.exchange import BodyMode
+from extproc.protocol import BodyMode
 from tests.envoy import account, client, picker
 from tests.envoy import fleet as fleets
 
