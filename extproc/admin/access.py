@@ -6,7 +6,9 @@
 
 Which prompts are cached where is what other tenants must not find out by asking (explain), nor key hashes
 that a guess could be held against (choices); so these are not for the whole network by default. A port
-forward into the pod (`kubectl port-forward`) is this machine.
+forward into the pod (`kubectl port-forward`) is this machine. A browser on it is too, and with it any page
+whose name was made to point here; so the host asked for must be an address or localhost, which no such page
+can have.
 
 The token is a file's content, read again when the file changes. Compared in constant time. Never: in a log,
 an error or an answer. Called by: admin.server.
@@ -45,17 +47,18 @@ class Access:
         """Whether a token is asked for."""
         return self._file is not None
 
-    def allows(self, authorization: str, remote: str | None, *, guarded: bool) -> bool:
+    def allows(self, authorization: str, remote: str | None, *, guarded: bool, host: str = "") -> bool:
         """Whether to answer.
 
-        Args: authorization: the header, "" without; remote: the client's address; guarded: not for everybody.
+        Args: authorization, host: the headers, "" without; remote: the client's address; guarded: not for
+            everybody.
         """
         if self._file is not None:
             self._refresh(self._file)
             scheme, given = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :].strip()
             same = hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
             return same and scheme.lower() == _SCHEME
-        return not guarded or _is_this_machine(remote)
+        return not guarded or (_is_this_machine(remote) and _is_no_name(host))
 
     def _refresh(self, file: Path) -> None:
         """Take a new token over; what can't be read leaves the old one in force."""
@@ -95,3 +98,13 @@ def _is_this_machine(remote: str | None) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def _is_no_name(host: str) -> bool:
+    """Whether a Host header has an address or localhost; no browser leaves it out."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return name.lower() in ("", "localhost")
+    return True

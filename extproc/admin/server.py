@@ -12,6 +12,7 @@ Called by: app.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import platform
@@ -30,6 +31,7 @@ __all__ = ["Admin", "Desk"]
 _RING_SLOTS = 720
 _CHOICES_MOST = 128
 _PATH_CHARS_MAX = 2048
+_BODY_S = 10.0  # for a whole body to come
 _HEADERS_MAX = 32
 _HEADER_PREFIX = "x-kvring-asked-"
 
@@ -161,9 +163,14 @@ class Admin:
             return _json({"problem": "content-type must be application/json"}, 415)
         bytes_max = desk.how.prompt.whole_bytes_max
         try:
-            body = await request.read()
+            async with asyncio.timeout(_BODY_S):
+                body = await request.read()
         except web.HTTPRequestEntityTooLarge:
             body = None
+        except TimeoutError:
+            return _json({"problem": f"the body did not come within {_BODY_S:.0f} s"}, 408)
+        except web.RequestPayloadError:
+            return _json({"problem": "the body is not in its content-encoding, or broke off"}, 400)
         if body is None or len(body) > bytes_max:
             return _json({"problem": f"longer than {bytes_max:,} bytes, which is all that is ever read"}, 413)
         path = request.query.get("path", "/v1/chat/completions")[:_PATH_CHARS_MAX]
@@ -196,11 +203,13 @@ class Admin:
     def _guard(self, answer: _Handler, *, guarded: bool = True) -> _Handler:
         async def guard(request: web.Request) -> web.StreamResponse:
             given = request.headers.get("authorization", "")
-            if self._access.allows(given, request.remote, guarded=guarded):
+            host = request.headers.get("host", "")
+            if self._access.allows(given, request.remote, guarded=guarded, host=host):
                 return await answer(request)
             if self._access.has_token:
                 return _json({"problem": "a token is needed"}, 401)
-            return _json({"problem": "only for this machine, as long as no admin_token_file is set"}, 403)
+            why = "only for this machine, by address or as localhost, while no admin_token_file is set"
+            return _json({"problem": why}, 403)
 
         return guard
 

@@ -17,7 +17,8 @@ __all__ = ["plain"]
 
 _HIDDEN = "***"
 _SECRET_NAME = re.compile(r"(password|secret|token|credential|api_?key)s?$", re.IGNORECASE)
-_USER_IN_URL = re.compile(r"(\w+://)[^/@\s]+@")
+_USER_IN_URL = re.compile(r"(\w+://)[^/\s]+@")
+_QUERY_OF_URL = re.compile(r"(\w+://[^\s?]*\?)\S+")
 
 
 def plain(config: values.Config) -> dict[str, Any]:
@@ -32,5 +33,7 @@ def _without_secrets(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_without_secrets(name, inner) for inner in value]
     if isinstance(value, str):
-        return _HIDDEN if _SECRET_NAME.search(name) else _USER_IN_URL.sub(rf"\1{_HIDDEN}@", value)
+        if _SECRET_NAME.search(name):
+            return _HIDDEN
+        return _QUERY_OF_URL.sub(rf"\1{_HIDDEN}", _USER_IN_URL.sub(rf"\1{_HIDDEN}@", value))
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -65,6 +66,31 @@ def test_without_a_token_the_network_sees_load_and_only_this_machine_sees_choice
     ):
         assert not rule.allows("", there, guarded=True)
         assert rule.allows("", there, guarded=False)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost", "LocalHost:9090", "127.0.0.1:9090", "[::1]:9090", "10.0.0.1"]
+)
+def test_this_machine_is_asked_for_by_address_or_as_localhost(host: str) -> None:
+    assert access.Access().allows("", "127.0.0.1", guarded=True, host=host)
+    assert not access.Access().allows("", "10.0.0.1", guarded=True, host=host)
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:9090", "127.0.0.1.evil.example", "localhost.", ":1:"]
+)
+def test_a_page_whose_name_was_made_to_point_here_reads_nothing_that_is_guarded(host: str) -> None:
+    assert not access.Access().allows("", "127.0.0.1", guarded=True, host=host)
+    assert access.Access().allows("", "127.0.0.1", guarded=False, host=host)
+
+
+async def test_rebound_names_are_refused_over_http() -> None:
+    async with desk() as ask:
+        rebound = {"host": "evil.example", "content-type": "application/json"}
+        for path in ("/api/choices", "/api/config"):
+            assert (await ask("GET", path, headers=rebound))[0] == 403
+        assert (await ask("POST", "/api/explain", data=chat("x"), headers=rebound))[0] == 403
+        assert (await ask("GET", "/metrics", headers=rebound))[0] == 200
 
 
 def test_with_a_token_nothing_else_counts(tmp_path: Path) -> None:
@@ -168,6 +194,24 @@ async def test_explain_is_limited_in_size_and_kind_and_changes_nothing() -> None
         assert json.loads(text)["choices"] == []
 
 
+async def test_a_body_that_is_not_as_it_says_or_never_ends_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with desk() as ask:
+        kind = {"content-type": "application/json"}
+        packed = kind | {"content-encoding": "gzip", "connection": "close"}
+        status, _, text = await ask("POST", "/api/explain", data=b"no gzip", headers=packed)
+        assert status == 400
+        assert "content-encoding" in json.loads(text)["problem"]
+
+        async def never() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr("extproc.admin.server._BODY_S", 0.05)
+        assert (await ask("POST", "/api/explain", data=never(), headers=kind))[0] == 408
+
+
 def test_settings_are_shown_without_secrets() -> None:
     text = json.dumps(
         {"pools": [{"endpoints": [{"name": "a", "address": "10.0.0.1:1"}]}], "key_header": "x-key"}
@@ -178,6 +222,9 @@ def test_settings_are_shown_without_secrets() -> None:
     hidden = config.plain.__globals__["_without_secrets"]
     told = hidden("", {"password": "p", "url": "redis://me:pw@host:1/0", "token_file": "/x", "api_key": "k"})
     assert told == {"password": "***", "url": "redis://***@host:1/0", "token_file": "/x", "api_key": "***"}
+    for url in ("redis://me:p@w@host:1/0", "redis://:pw@w@host:1", "http://host/v1?key=pw&a=@w"):
+        assert "pw" not in str(hidden("", {"url": url}))
+        assert "@w" not in str(hidden("", {"url": url}))
 
 
 def test_the_journal_is_bounded_and_tells_the_newest_first() -> None:
