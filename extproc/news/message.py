@@ -209,7 +209,8 @@ def decode(data: bytes) -> Batch | Strange:
         batch = _decoder.decode(memoryview(data)[_HEAD:])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Strange.MALFORMED
-    return batch if _refers_well(batch) else Strange.MALFORMED
+    is_one = is_from(data, batch.sender)  # inside and outside
+    return batch if is_one and _refers_well(batch) else Strange.MALFORMED
 
 
 def pack(hashes: tuple[chain.BlockHash, ...]) -> bytes:

@@ -59,7 +59,8 @@ class StoreLink:
         while True:
             try:
                 await self._session(heard, joined)
-            except* (ValkeyError, OSError, TimeoutError, asyncio.IncompleteReadError) as group:
+            except* (ValkeyError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as group:
+                # ValueError: a password file that is no text
                 problem = _problem(group)
             was_connected, self.state.connected = self.state.connected, False
             self._clear()
@@ -125,8 +126,9 @@ class StoreLink:
         while True:
             async with asyncio.timeout(_DEAF_S):
                 message = await listener.parse_response(block=True)
-            if isinstance(message, list) and len(message) == 3 and message[0] == b"message":
-                heard(message[2])
+            match message:
+                case [b"message", _, bytes(data)]:
+                    heard(data)
 
     async def _publish(self, client: Any, channel: str) -> None:
         while True:

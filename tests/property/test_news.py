@@ -3,6 +3,7 @@
 import random
 import tracemalloc
 
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -278,3 +279,10 @@ def test_a_crowd_of_senders_and_prompts_does_not_fill_memory():
     assert one.view.counts.crowd > 400
     assert grown < 4_000_000  # paths and residency are full or bounded
     assert all(one.router.residency.blocks(name) <= 1000 for name in NAMES)
+
+
+def test_a_message_that_names_another_sender_inside_is_none_of_ours():
+    told = bytearray(message.encode(message.Batch(sender=5, number=1)))
+    told[12:20] = (6).to_bytes(8, "little")
+    told[4:12] = xxhash.xxh3_64_digest(bytes(told[12:]))
+    assert message.decode(bytes(told)) is message.Strange.MALFORMED
