@@ -112,8 +112,8 @@ class _Files:
         if settings.client_ca is not None:
             trusted = _read(settings.client_ca)
             try:
-                ssl.create_default_context(cadata=trusted.decode("ascii") or " ")  # "" would mean: none given
-            except (ssl.SSLError, ValueError) as error:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(settings.client_ca)
+            except (ssl.SSLError, OSError) as error:
                 raise TlsError(f"tls: {settings.client_ca} is no PEM certificate: {error}") from error
         return grpc.ssl_server_certificate_configuration([(key, certificate)], trusted)
 

@@ -183,3 +183,14 @@ def test_without_the_extra_the_way_to_get_it_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(tls.TlsError, match=r"\.\[tls\]"):
         tls.credentials(tls.Settings(), ["localhost"], NOW_S)
+
+
+def test_a_client_ca_with_comments_that_are_no_ascii_is_taken_and_an_empty_one_is_not(tmp_path: Path) -> None:
+    pem, key = certificate(tmp_path, "server")
+    trusted, _ = certificate(tmp_path, "ca")
+    trusted.write_bytes("# Főtanúsítvány\n".encode() + trusted.read_bytes())
+    assert tls.credentials(tls.Settings(pem, key, trusted), ["localhost"], NOW_S) is not None
+    for nothing in (b"", b"no PEM", b"\xff"):
+        trusted.write_bytes(nothing)
+        with pytest.raises(tls.TlsError, match="PEM certificate"):
+            tls.credentials(tls.Settings(pem, key, trusted), ["localhost"], NOW_S)
