@@ -17,8 +17,8 @@ the modelled hardware. Exit code: 0, or 2 for a request that makes no sense.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from extproc.cli import ranges
+from extproc.cli import ranges, targets
 from extproc.sim import (
     chooser,
     comparison,
@@ -43,9 +43,6 @@ from extproc.sim import (
 )
 
 __all__ = ["add_arguments", "run"]
-
-_FETCH_S = 10.0
-_EXPOSITION_BYTES_MAX = 16 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -224,15 +221,14 @@ def _models(args: argparse.Namespace, asked: scenario.Scenario) -> tuple[perform
 def _exposition(source: str) -> bytes:
     """What a URL answers or a file holds. Errors: ValueError, OSError."""
     if "://" not in source:
-        return Path(source).read_bytes()
+        return targets.unpacked(Path(source))
+    shown = targets.without_user(source)
     if not source.startswith(("http://", "https://")):
-        raise ValueError(f"--from-metrics {source}: must be http:// or https:// or a file")
+        raise ValueError(f"--from-metrics {shown}: must be http:// or https:// or a file")
     try:
-        with urllib.request.urlopen(source, timeout=_FETCH_S) as answer:  # noqa: S310  (scheme checked above)
-            found: bytes = answer.read(_EXPOSITION_BYTES_MAX)
-    except OSError as error:
-        raise ValueError(f"--from-metrics {source}: {getattr(error, 'reason', error)}") from error
-    return found
+        return asyncio.run(targets.answered(source))
+    except ValueError as error:
+        raise ValueError(f"--from-metrics {shown}: {error}") from error
 
 
 def _check(asked: scenario.Scenario) -> None:

@@ -4,7 +4,8 @@ A word on the command line is a file, a folder of files, or an address. What ans
 found out by asking: `/metrics` with an engine in it is a replica, with kvring in it says that the fleet is
 routed by prefix, and what has neither may be a Prometheus server.
 
-Never: an exception for a target that does not answer; that is a problem by its name. Called by: cli.doctor.
+Never: an exception for a target that does not answer, or not what it should; that is a problem by its name.
+A name or password from a URL in what is told. Called by: cli.doctor, cli.simulate (`answered`, `unpacked`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
+import re
 import time
 import urllib.parse
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +28,12 @@ import aiohttp
 from extproc.doctor import sample, saved, series
 from extproc.signals import Engine
 
-__all__ = ["Heard", "Targets"]
+__all__ = ["Heard", "Targets", "answered", "unpacked", "without_user"]
 
 _TIMEOUT_S = 10.0
 _BODY_BYTES_MAX = 64 * 2**20
 _AT_ONCE = 16
+_USER = re.compile(r"(\w+://)[^/\s]+@")
 
 
 @dataclass(slots=True)
@@ -90,7 +95,11 @@ class Targets:
         return heard
 
     async def _ask_url(self, url: str, heard: Heard) -> None:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+        except ValueError:
+            heard.problems[without_user(url)] = "neither a file nor an address"
+            return
         bare = parts.path in ("", "/")
         whole = urllib.parse.urlunsplit(parts._replace(path="/metrics")) if bare else url
         name = parts.netloc.rpartition("@")[2]
@@ -112,13 +121,13 @@ class Targets:
             heard.samples.append(found)
             heard.raw[name] = body
         elif not (bare and await self._found_prometheus(url)):
-            heard.problems[name] = "no metrics of an engine at " + whole
+            heard.problems[name] = "no metrics of an engine at " + without_user(whole)
 
     async def _found_prometheus(self, url: str) -> bool:
         """Whether a Prometheus server answers there; from then on it is asked as one."""
         try:
             answer = json.loads(await self._get(url.rstrip("/") + "/api/v1/query?query=1"))
-        except (_ProblemError, ValueError):
+        except (_ProblemError, ValueError, RecursionError):
             return False
         if not isinstance(answer, dict) or answer.get("status") != "success":
             return False
@@ -136,38 +145,47 @@ class Targets:
                 asked: dict[str, str | float] = {"query": query, "start": start_s, "end": now, "step": step_s}
                 answers.append(json.loads(await self._get(f"{url.rstrip('/')}/api/v1/query_range", asked)))
             found = series.samples(answers)
+        except RecursionError:
+            heard.problems[without_user(url)] = "not an answer of Prometheus"
+            return
         except (_ProblemError, ValueError) as error:
-            heard.problems[url] = str(error)
+            heard.problems[without_user(url)] = str(error)
             return
         if not found:
-            heard.problems[url] = f"no engine's metrics for {{{self._selector}}}"
+            heard.problems[without_user(url)] = f"no engine's metrics for {{{self._selector}}}"
         heard.samples += found
 
     async def _get(self, url: str, form: Mapping[str, str | float] | None = None) -> bytes:
         """The body of the answer; with `form` by POST. Raises: _ProblemError."""
         if self._session is None:
             raise RuntimeError("not entered")
-        method = "GET" if form is None else "POST"
+        return await _body(self._session, url, form)
+
+
+async def answered(url: str) -> bytes:
+    """What `url` answers to GET, at most 64 MiB within 10 s. Raises: ValueError, saying why not."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
         try:
-            async with self._session.request(method, url, data=form) as answer:
-                body = bytearray()
-                async for chunk in answer.content.iter_chunked(2**16):
-                    body += chunk
-                    if len(body) > _BODY_BYTES_MAX:
-                        raise _ProblemError(f"more than {_BODY_BYTES_MAX >> 20} MiB")
-                if answer.status != 200 and form is None:
-                    raise _ProblemError(f"status {answer.status}")
-                return bytes(body)
-        except TimeoutError:
-            raise _SilentError(f"no answer within {_TIMEOUT_S:.0f} s") from None
-        except aiohttp.InvalidURL:
-            raise _SilentError("neither a file nor an address") from None
-        except aiohttp.ClientConnectorDNSError:
-            raise _SilentError("neither a file nor a host that is known here") from None
-        except aiohttp.ClientConnectorError as error:
-            raise _SilentError(error.os_error.strerror or "no connection") from None
-        except aiohttp.ClientError as error:
-            raise _SilentError(str(error) or type(error).__name__) from None
+            return await _body(session, url, None)
+        except _ProblemError as error:
+            raise ValueError(str(error)) from None
+
+
+def unpacked(path: Path) -> bytes:
+    """What a file holds, `.gz` unpacked, at most 64 MiB. Raises: OSError."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            body = file.read(_BODY_BYTES_MAX + 1)
+    except (EOFError, zlib.error) as error:
+        raise OSError(f"damaged: {error}") from error
+    if len(body) > _BODY_BYTES_MAX:
+        raise OSError(f"{path}: more than {_BODY_BYTES_MAX >> 20} MiB")
+    return body
+
+
+def without_user(url: str) -> str:
+    """`url` without name and password, to be shown."""
+    return _USER.sub(r"\1", url)
 
 
 class _ProblemError(Exception):
@@ -176,6 +194,33 @@ class _ProblemError(Exception):
 
 class _SilentError(_ProblemError):
     """It gave no answer at all."""
+
+
+async def _body(session: aiohttp.ClientSession, url: str, form: Mapping[str, str | float] | None) -> bytes:
+    method = "GET" if form is None else "POST"
+    try:
+        async with session.request(method, url, data=form) as answer:
+            body = bytearray()
+            async for chunk in answer.content.iter_chunked(2**16):
+                body += chunk
+                if len(body) > _BODY_BYTES_MAX:
+                    raise _ProblemError(f"more than {_BODY_BYTES_MAX >> 20} MiB")
+            if answer.status != 200 and form is None:
+                raise _ProblemError(f"status {answer.status}")
+            return bytes(body)
+    except TimeoutError:
+        raise _SilentError(f"no answer within {_TIMEOUT_S:.0f} s") from None
+    except aiohttp.InvalidURL:
+        raise _SilentError("neither a file nor an address") from None
+    except aiohttp.TooManyRedirects:
+        raise _SilentError("redirects without end") from None
+    except aiohttp.ClientConnectorDNSError:
+        raise _SilentError("neither a file nor a host that is known here") from None
+    except aiohttp.ClientConnectorError as error:
+        number = error.os_error.errno
+        raise _SilentError(os.strerror(number) if number else "no connection") from None
+    except aiohttp.ClientError as error:
+        raise _SilentError(without_user(str(error)) or type(error).__name__) from None
 
 
 def _url(word: str) -> str:
@@ -193,8 +238,8 @@ def _read_files(paths: Iterable[Path], heard: Heard) -> None:
             heard.problems[str(path)] = "a folder without *.prom or *.txt"
         for one in inside:
             try:
-                body = _unpacked(one)
-            except (OSError, EOFError) as error:
+                body = unpacked(one)
+            except OSError as error:
                 heard.problems[str(one)] = str(error)
                 continue
             replica, at_s = saved.named(one.name)
@@ -205,11 +250,3 @@ def _read_files(paths: Iterable[Path], heard: Heard) -> None:
                 heard.problems[str(one)] = "no metrics of an engine"
             else:
                 heard.samples.append(found)
-
-
-def _unpacked(path: Path) -> bytes:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        body = file.read(_BODY_BYTES_MAX + 1)
-    if len(body) > _BODY_BYTES_MAX:
-        raise OSError(f"more than {_BODY_BYTES_MAX >> 20} MiB")
-    return body

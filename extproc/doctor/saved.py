@@ -41,7 +41,7 @@ def thinned(exposition: bytes) -> bytes:
     kept = []
     for line in exposition.splitlines():
         if line.startswith(b"# TYPE "):
-            name = line.split()[2]
+            name = next(iter(line.split(maxsplit=3)[2:3]), b"")
             if name in wanted or name + b"_bucket" in wanted or name + b"_total" in wanted:
                 kept.append(line)
         elif not line.startswith(b"#") and re.split(rb"[{ \t]", line, maxsplit=1)[0] in wanted:

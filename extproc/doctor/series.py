@@ -77,7 +77,7 @@ def _matrix(answer: Mapping[str, Any]) -> list[tuple[dict[str, str], list[tuple[
             )
             for one in result
         ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, SeriesError):
             raise
         raise SeriesError("not an answer of Prometheus' query_range") from None

@@ -25,6 +25,7 @@ _BETWEEN_TOKENS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_tok
 _TOKENS_MIN = 10_000  # computed before their rate is believed
 _STEPS_MIN = 100
 _RATE_MIN, _RATE_MAX = 10.0, 10_000_000.0  # tokens/s
+_STEP_MAX_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _step_s(exposition: bytes) -> float | None:
     for name in _BETWEEN_TOKENS:
         total = finder.total(exposition, text.Name(f"{name}_sum"), operator.add)
         count = finder.total(exposition, text.Name(f"{name}_count"), operator.add)
-        if total and count and count >= _STEPS_MIN:
+        if total and count and count >= _STEPS_MIN and total / count <= _STEP_MAX_S:
             return total / count
     return None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -132,6 +134,47 @@ async def test_what_is_nothing_is_said_and_ends_with_2(tmp_path) -> None:
     assert "Traceback" not in err
     assert (await doctor())[0] == 2
     assert (await doctor("x", "--header", "no colon"))[0] == 2
+
+
+async def test_hostile_answers_and_damaged_files_are_problems_by_name(tmp_path) -> None:
+    whole = bytearray(gzip.compress(b"vllm:num_requests_running 1\n" * 1000))
+    whole[15:21] = b"\xff" * 6
+    (tmp_path / "damaged.prom.gz").write_bytes(whole)
+
+    async def engine(_: web.Request) -> web.Response:
+        return web.Response(text="# TYPE \n# TYPE  x\nvllm:num_requests_running 1\n")
+
+    def prometheus(answer: str) -> dict[str, Any]:
+        async def query(_: web.Request) -> web.Response:
+            return web.Response(text='{"status": "success"}')
+
+        async def query_range(_: web.Request) -> web.Response:
+            return web.Response(text=answer)
+
+        return {"/api/v1/query": query, "/api/v1/query_range": query_range}
+
+    async def circle(_: web.Request) -> web.Response:
+        raise web.HTTPFound("/metrics")
+
+    far = json.dumps({"status": "success", "data": {"result": [{"metric": {}, "values": [[10**400, "1"]]}]}})
+    async with (
+        serving({"/metrics": engine}) as odd,
+        serving(prometheus("[" * 200_000)) as deep,
+        serving(prometheus(far)) as late,
+        serving({"/metrics": circle}) as endless,
+    ):
+        code, out, err = await doctor(
+            odd, f"http://me:hidden@{deep}", late, f"http://me:hidden@{endless}", "http://[::1", tmp_path,
+            "--json", "--no-simulation", "--save", tmp_path / "kept",
+        )  # fmt: skip
+    assert code == 0, err
+    assert "hidden" not in out + err
+    problems = json.loads(out)["unread"]
+    assert "Prometheus" in problems[f"http://{deep}"]
+    assert "Prometheus" in problems[f"http://{late}"]
+    assert "redirects" in problems[endless]
+    assert "damaged" in problems[str(tmp_path / "damaged.prom.gz")]
+    assert "http://[::1" in problems
 
 
 async def test_the_table_is_for_people_and_names_the_first_finding() -> None:

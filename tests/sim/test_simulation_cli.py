@@ -7,6 +7,7 @@ import csv
 import http.server
 import json
 import re
+import socketserver
 import threading
 from pathlib import Path
 
@@ -123,6 +124,45 @@ def test_speed_and_limits_are_taken_from_a_running_engine(capsys, tmp_path):
         code, _, err = kvring(capsys, *SMALL, "--from-metrics", url, "--json", str(path))
     assert code == 0
     assert "observed: KV cache of 35,200 tokens, prefill of 2,0" in err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"garbage\r\n\r\n",  # not HTTP
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nvllm",  # breaks off
+        b"HTTP/1.1 302 Found\r\nlocation: /metrics\r\nconnection: close\r\n\r\n",  # in a circle
+        None,  # never ends
+    ],
+)
+def test_hostile_metrics_end_with_2_and_show_no_password(capsys, monkeypatch, answer):
+    monkeypatch.setattr("extproc.cli.targets._TIMEOUT_S", 0.3 if answer is None else 10.0)
+
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self):
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            self.wfile.write(answer or b"HTTP/1.1 200 OK\r\n\r\n")
+            with contextlib.suppress(OSError):
+                while answer is None:
+                    self.wfile.write(b"#")
+                    self.connection.settimeout(0.01)
+                    with contextlib.suppress(TimeoutError):
+                        if not self.connection.recv(1):
+                            return
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://me:hidden@127.0.0.1:{server.server_address[1]}/metrics"
+            code, out, err = kvring(capsys, *SMALL, "--from-metrics", url)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert code == 2
+    assert "--from-metrics http://127.0.0.1" in err
+    assert "hidden" not in out + err
 
 
 def test_metrics_that_cannot_be_had_are_told(capsys, tmp_path):
