@@ -253,3 +253,11 @@ def test_values_out_of_range_are_refused(capsys, words):
         cli.main(["simulate", *words])
     assert stop.value.code == 2
     assert words[0] in capsys.readouterr().err
+
+
+def test_a_time_between_tokens_that_nobody_waits_for_is_not_believed(capsys):
+    name = "vllm:inter_token_latency_seconds"
+    with served_metrics(f"{name}_sum 1e308\n{name}_count 100\n".encode()) as url:
+        code, _, err = kvring(capsys, *SMALL, "--from-metrics", url)
+    assert code == 0
+    assert "time between tokens (kept at" in err
