@@ -20,7 +20,9 @@ COMMANDS = {
     if words[:2] == ["kvring", "envoy-config"]
 }
 BARE = sorted(COMMANDS)
-KUBERNETES = sorted(path.relative_to(ENVOY).as_posix() for path in ENVOY.glob("*/*.yaml"))
+KUBERNETES = sorted(
+    path.relative_to(ENVOY).as_posix() for path in ENVOY.glob("*/*.yaml") if path.parent.name != "compose"
+)
 FLEET = shapes.Fleet(["127.0.0.1:8000", "127.0.0.1:8001"], ["127.0.0.1:9002"])
 pytestmark = pytest.mark.envoy
 
