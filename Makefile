@@ -51,7 +51,7 @@ docs: $(VENV)/.dev    ## rewrite the generated tables of docs/
 
 lock: $(VENV)/.dev    ## resolve the container's dependencies anew, with hashes
 	$(BIN)/python -m pip install --quiet --group image
-	$(BIN)/uv pip compile $(LOCK) --extra br --extra zstd --extra valkey --extra otel pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile $(LOCK) --extra br --extra zstd --extra valkey --extra otel --extra tls pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile $(LOCK) --group image -o requirements-build.lock
 
 proto: $(VENV)/.dev   ## regenerate extproc/pb from proto/

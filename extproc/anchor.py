@@ -85,6 +85,13 @@ class Anchors:
 
     def locate(self, blocks: chain.Chain, endpoints: int) -> Anchor:
         """The anchor by what was counted so far; counts nothing."""
+        return self._locate(blocks, endpoints)[0]
+
+    def is_settled(self, blocks: chain.Chain, endpoints: int) -> bool:
+        """Whether more of the prompt would not move its anchor; counts nothing."""
+        return self._locate(blocks, endpoints)[1]
+
+    def _locate(self, blocks: chain.Chain, endpoints: int) -> tuple[Anchor, bool]:
         hashes = blocks.hashes[:_DEPTH_BLOCKS]
         least = self._root.count / max(endpoints, 1)
         edge, start, position = self._root, 0, 0
@@ -92,17 +99,17 @@ class Anchors:
         while position < len(hashes):
             child = edge.children.get(hashes[position])
             if child is None:
-                return Anchor(position, hashes[position], tuple(hot))
+                return Anchor(position, hashes[position], tuple(hot)), True
             edge, start = child, position
             if edge.count < least:
-                return Anchor(start, hashes[start], tuple(hot))
+                return Anchor(start, hashes[start], tuple(hot)), True
             position += _common(edge.hashes, hashes, position)
             hot.append(Hot(hashes[start], edge.count / self._root.count, position))
             if position < start + len(edge.hashes):
                 break
         if not hashes or edge.ended >= least:
-            return Anchor(len(blocks), blocks.tail, tuple(hot))
-        return Anchor(start, hashes[start], tuple(hot[:-1]))
+            return Anchor(len(blocks), blocks.tail, tuple(hot)), False
+        return Anchor(start, hashes[start], tuple(hot[:-1])), False
 
     def foresee(self, blocks: chain.Chain, endpoints: int) -> Anchor:
         """The anchor that `observe` would return, without counting: as `locate` on counts one higher."""

@@ -16,6 +16,7 @@ import json
 import logging
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,19 +24,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from extproc import (
     __version__,
     admin,
-    choice,
     config,
     groups,
     journal,
     log,
     metrics,
     outbox,
+    pool,
     router,
     server,
     telling,
+    tls,
     views,
 )
 from extproc.config import values
@@ -91,8 +95,8 @@ async def run(  # noqa: PLR0915  (what is built, started and drained, in order, 
     if entries is not None:
         sharing = _sharing(settings, siblings, fleets, entries, clock, chance)
 
-    def answered(chosen: choice.Choice, well: bool) -> None:  # noqa: FBT001
-        fleets[chosen.pool].answered(chosen.endpoint, good=well)
+    def answered(name: str, endpoint: pool.Endpoint, well: bool) -> None:  # noqa: FBT001
+        fleets[name].answered(endpoint, good=well)
 
     health_server = server.HealthServer(settings.health_listen)
     latest = journal.Journal()
@@ -102,7 +106,11 @@ async def run(  # noqa: PLR0915  (what is built, started and drained, in order, 
     )
     ext_proc = server.Server(
         server.Settings(
-            settings.grpc_listen, settings.message_bytes_max, settings.streams_max, settings.pick_header
+            settings.grpc_listen,
+            settings.message_bytes_max,
+            settings.streams_max,
+            settings.pick_header,
+            None if settings.tls is None else settings.tls.listen,
         ),
         pools,
         settings.exchange_settings(),
@@ -111,7 +119,8 @@ async def run(  # noqa: PLR0915  (what is built, started and drained, in order, 
         chance,
         answered,
         telling.Teller(counted, latest, log_share=settings.log_choices, chance=chance, tracer=tracer),
-        *([] if sharing is None else [sharing.poke]),
+        None if sharing is None else sharing.poke,
+        _credentials(settings),
     )
     signals = _signals()
 
@@ -135,8 +144,10 @@ async def run(  # noqa: PLR0915  (what is built, started and drained, in order, 
         gc.collect()
         gc.freeze()  # what lives for good (rings, modules) is not looked through again: no pauses from it
         await health_server.set_ready(ready=True)
+        tls_address = {} if ext_proc.tls_address is None else {"tls": ext_proc.tls_address}
         addresses = {
             "grpc": ext_proc.address,
+            **tls_address,
             "health": health_server.address,
             "admin": admin_server.address,
         }
@@ -230,6 +241,19 @@ def _tracer(wanted: values.Traces | None) -> tracing.Tracer | None:
             "traces: needs the extra otel (pip install '.[otel]' in the checkout)"
         ) from error
     return tracing.Tracer(wanted.endpoint, wanted.share, wanted.service, time.time_ns)
+
+
+def _credentials(settings: config.Config) -> grpc.ServerCredentials | None:
+    given = settings.tls
+    if given is None:
+        return None
+    names = dict.fromkeys(("localhost", socket.gethostname()))
+    files = (given.certificate_file, given.key_file, given.client_ca_file)
+    wanted = tls.Settings(*(None if name is None else Path(name) for name in files))
+    try:
+        return tls.credentials(wanted, list(names), time.time())
+    except tls.TlsError as error:
+        raise config.ConfigError(str(error)) from error
 
 
 async def _watch(fleets: Iterable[fleet.Fleet]) -> None:

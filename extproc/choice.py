@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from extproc import chain as _chain
 from extproc import ledger, prompt
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import signals as _signals
 
-__all__ = ["Choice", "Decision", "KeyedBy", "Limit", "NoEndpoint"]
+__all__ = ["Choice", "Decision", "KeyedBy", "Limit", "NoEndpoint", "Noted", "Why"]
 
 
 class KeyedBy(enum.StrEnum):
@@ -102,20 +103,50 @@ class Choice(msgspec.Struct, frozen=True):
         return ",".join(endpoint.address for endpoint in (self.endpoint, *self.alternates))
 
 
+class Noted(msgspec.Struct, frozen=True):
+    """What residency was told of a request at `noted_s`, to be taken back: it held `held` blocks before."""
+
+    chain: _chain.Chain
+    held: int
+    noted_s: float
+
+
 class Decision(msgspec.Struct, frozen=True):
     """A choice, and the lease that must be released when the request is over."""
 
     choice: Choice
     lease: ledger.Lease
+    noted: Noted | None = None
+
+
+class Why(enum.StrEnum):
+    """Why nobody was chosen. A closed set: it labels metrics, and names the answer of a refused request."""
+
+    NO_POOL = "no_pool"
+    NO_ENDPOINT = "no_endpoint"
+    SUBSET = "subset"
+    SATURATED = "saturated"
+    OBSERVED = "observed"
+
+
+_BUSY, _UNAVAILABLE = 429, 503
 
 
 @dataclass(frozen=True, slots=True)
 class NoEndpoint:
-    """Nobody to choose: the pool is empty, nobody is ready, or the gateway's subset names nobody ready.
+    """Nobody to choose: the pool is empty, nobody is ready, the gateway's subset names nobody ready, or all
+    hold as many requests as they may.
 
-    `pool` is its name, "" if the request belongs to none.
+    `pool` is its name, "" if the request belongs to none. `refuse`: the request must not go on unsteered.
     """
 
     in_pool: int
     ready: int
     pool: str = field(default="", compare=False)
+    why: Why = field(default=Why.NO_ENDPOINT, compare=False)
+    refuse: bool = field(default=False, compare=False)
+
+    @property
+    def status(self) -> int:
+        """HTTP status of the answer, where the request is refused."""
+        return _BUSY if self.why is Why.SATURATED else _UNAVAILABLE

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc import chain, choice, exchange, groups, prompt, router
+from extproc import chain, choice, exchange, groups, prompt, reading, router
 
 __all__ = ["Asked", "Unanswered", "explain"]
 
@@ -42,9 +42,9 @@ def explain(
     pools: groups.Groups, how: exchange.Settings, asked: Asked, now: float, *, show_text: bool = False
 ) -> dict[str, Any] | Unanswered:
     """What would become of `asked` at `now` [s, monotonic], as JSON has it."""
-    read = exchange.read_prompt(asked.headers, asked.body, how.prompt, whole=asked.whole)
+    told = reading.read(asked.headers, asked.body, how.prompt, whole=asked.whole)
+    read, model = told.prompt, told.model
     found = read if isinstance(read, prompt.Prompt) else None
-    model = found.model if found else prompt.model_of(asked.body, how.prompt, whole=asked.whole)
     chooser = pools.find(model, asked.attributes)
     if chooser is None:
         return Unanswered("the request belongs to no pool: no model, cluster or route of a pool matches it")

@@ -131,23 +131,18 @@ class Lease:
     __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "number", "taken_s", "tokens")
 
     def __init__(
-        self,
-        ledger: Ledger,
-        account: _Account,
-        tokens: int,
-        taken_s: float,
-        expected_s: float,
-        holds: Footprint,
+        self, ledger: Ledger, account: _Account, uncached_tokens: int, now: float, holds: Footprint
     ) -> None:
         """Only `Ledger.take` makes leases. `number`: in the outbox, 0 where nobody is told of it."""
         self.number = 0
-        self.taken_s = taken_s
+        self.taken_s = now
         self._holds = holds
         self._ledger = ledger
         self._account = account
         self._open = True
-        self.tokens = tokens  # still pending
-        self.expected_s = expected_s
+        self.tokens = 0  # still pending
+        self.expected_s = now
+        self._enter(uncached_tokens, now)
 
     def prefilled(self) -> None:
         """The prompt is seen to be prefilled: its tokens wait no more."""
@@ -160,18 +155,54 @@ class Lease:
         self._account.pending -= self.tokens
         self.tokens = 0
 
+    def move(self, endpoint: pool.EndpointId, uncached_tokens: int, now: float) -> None:
+        """Another endpoint got the request: it counts there from `now` on. No effect once released.
+
+        Args: uncached_tokens: left to prefill there [>= 0]; 0 if the prompt is prefilled already.
+        """
+        if not self._open:
+            return
+        if self.tokens:
+            self._account.prefilling.remove(self)
+        waits = uncached_tokens if self.tokens else 0
+        self._leave()
+        if self.number and self._ledger.outbox is not None:
+            self._ledger.outbox.ended(self.number)
+            self.number = 0
+        self._account = self._ledger.account_of(endpoint)
+        self._enter(waits, now)
+
     def release(self) -> None:
         """The request is over. Repeating it has no effect."""
         if not self._open:
             return
         self._open = False
-        self.settle()
+        self._leave()
+        self._ledger.open_leases -= 1
         if self.number and self._ledger.outbox is not None:
             self._ledger.outbox.ended(self.number)
+
+    def _enter(self, uncached_tokens: int, now: float) -> None:
+        account, holds = self._account, self._holds
+        _expire(account, now)
+        start_s = max(now, account.busy_until_s) if account.pending else now
+        self.tokens = uncached_tokens
+        self.expected_s = start_s + uncached_tokens / self._ledger.prefill_tokens_per_s
+        account.busy_until_s = self.expected_s
+        account.leases[self] = None
+        for mark in holds.marks:
+            account.marks[mark] = account.marks.get(mark, 0) + 1
+        account.rest_tokens += holds.rest_tokens
+        account.inflight += 1
+        account.pending += uncached_tokens
+        if uncached_tokens:
+            account.prefilling.append(self)
+
+    def _leave(self) -> None:
+        self.settle()
         self._account.inflight -= 1
         del self._account.leases[self]
         _lift(self._account, self._holds)
-        self._ledger.open_leases -= 1
 
 
 class Ledger:
@@ -235,22 +266,12 @@ class Ledger:
 
         `holds`: the KV it holds until it is released.
         """
-        account = self._accounts.setdefault(endpoint, _Account())
-        _expire(account, now)
-        start_s = max(now, account.busy_until_s) if account.pending else now
-        expected_s = start_s + uncached_tokens / self.prefill_tokens_per_s
-        account.busy_until_s = expected_s
-        lease = Lease(self, account, uncached_tokens, now, expected_s, holds)
-        account.leases[lease] = None
-        for mark in holds.marks:
-            account.marks[mark] = account.marks.get(mark, 0) + 1
-        account.rest_tokens += holds.rest_tokens
-        account.inflight += 1
-        account.pending += uncached_tokens
-        if uncached_tokens:
-            account.prefilling.append(lease)
         self.open_leases += 1
-        return lease
+        return Lease(self, self.account_of(endpoint), uncached_tokens, now, holds)
+
+    def account_of(self, endpoint: pool.EndpointId) -> _Account:
+        """The entry of `endpoint`, an empty one if there was none."""
+        return self._accounts.setdefault(endpoint, _Account())
 
     def forget(self, endpoint: pool.EndpointId) -> None:
         """Begin with nothing open at `endpoint`; leases that are open now end harmlessly."""

@@ -23,7 +23,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from extproc import __version__, choice, gauges, prompt, router, signals
+from extproc import __version__, choice, gauges, pool, prompt, router, signals, usage
 from extproc import policy as _policy
 from extproc import views as _views
 
@@ -34,6 +34,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENTS = ("restarted", "cache_lost", "ejected")
 TASKS = ("source", "probe", "scrape", "envoy")
 _SCRAPES = ("good", "refused", "timeout", "malformed", "unreachable", "no descriptors", "status")
+_REFUSED = (choice.Why.NO_ENDPOINT, choice.Why.SUBSET, choice.Why.SATURATED)
 _DECISION_BUCKETS_S = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0, 5.0,
 )  # fmt: skip
@@ -96,8 +97,14 @@ class Metrics:
             registry=self.registry,
         )
         self._no_opinion = no_opinion
-        self.no_endpoint = no_opinion.labels("no_endpoint")
-        self.no_pool = no_opinion.labels("no_pool")
+        self._nobody = {why: no_opinion.labels(why.value) for why in choice.Why}
+        refused = Counter(
+            "kvring_refused_total",
+            "Requests answered by kvring itself, 429 where all are saturated, else 503, by why.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._refused = {why: refused.labels(why.value) for why in _REFUSED}
         self.fault = no_opinion.labels("fault")
         self.malformed = no_opinion.labels("malformed_message")
         self.streams_limit = no_opinion.labels("streams_limit")
@@ -109,6 +116,22 @@ class Metrics:
             "Prompt tokens routed that the chosen endpoint was thought to hold.",
             registry=self.registry,
         )
+        served = Counter(
+            "kvring_served_total",
+            "Requests of which the gateway told who served them: the endpoint chosen, another of the pool, or"
+            " none of it.",
+            ["by"],
+            registry=self.registry,
+        )
+        self._served = {by: served.labels(by) for by in ("chosen", "other", "unknown")}
+        used = Counter(
+            "kvring_answer_tokens_total",
+            "Tokens as engines count them, where kvring is shown their answers' bodies: of prompts, of these"
+            " cached, and of answers.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self._used = {kind: used.labels(kind) for kind in ("prompt", "cached", "output")}
         self._request_tokens = Histogram(
             "kvring_request_tokens",
             "Prompt tokens of a request that has a chain, estimated.",
@@ -230,7 +253,7 @@ class Metrics:
     def record(self, result: choice.Choice | choice.NoEndpoint) -> None:
         """Count what came of one request."""
         if isinstance(result, choice.NoEndpoint):
-            (self.no_endpoint if result.pool else self.no_pool).inc()
+            (self._refused if result.refuse else self._nobody)[result.why].inc()
             return
         self._signals[result.signals].inc()
         self._choices[result.reason].inc()
@@ -258,6 +281,17 @@ class Metrics:
             "saved_gpu_s": sum(_value(w.saved_s) - _value(w.added_s) for w in self._worth.values()),
             "streams_open": _value(self.streams_open),
         }
+
+    def served(self, chosen: choice.Choice, endpoint: pool.Endpoint | None) -> None:
+        """Count who served a request, `endpoint` of its pool or none, for which `chosen` was chosen."""
+        by = "unknown" if endpoint is None else "chosen" if endpoint.id == chosen.endpoint.id else "other"
+        self._served[by].inc()
+
+    def used(self, told: usage.Usage) -> None:
+        """Count the tokens of one answer."""
+        counts = (told.prompt_tokens, told.cached_tokens, told.output_tokens)
+        for counter, count in zip(self._used.values(), counts, strict=True):
+            counter.inc(count or 0)
 
     def exposition(self) -> bytes:
         """The text for a Prometheus scrape."""

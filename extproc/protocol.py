@@ -17,6 +17,7 @@ __all__ = [
     "Echo",
     "Event",
     "Phase",
+    "Refuse",
     "Reply",
     "RequestBody",
     "RequestHeaders",
@@ -57,7 +58,8 @@ class RequestHeaders:
     `headers`: names in lower case, pseudo headers included (":path", ":method"); of a repeated name the
     values joined by ",". `body_mode` and `response_body_mode`: from `protocol_config`, None where Envoy
     (before 1.33) does not say. `attributes`: request attributes by name ("xds.cluster_name"). `subset`:
-    the gateway's subset hint, addresses "ip:port"; None when absent, () when present but empty.
+    the gateway's subset hint, addresses "ip:port"; None when absent, () when present but empty. `observed`:
+    Envoy only shows the exchange and reads no answer (`observability_mode`).
     """
 
     headers: Mapping[str, str]
@@ -66,6 +68,7 @@ class RequestHeaders:
     response_body_mode: BodyMode | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
     subset: tuple[str, ...] | None = None
+    observed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,13 @@ class RequestTrailers:
 class ResponseHeaders:
     """The engine's answer has begun. Not a sign of the first token: engines send headers early.
 
-    `status`: HTTP status, 0 if unreadable.
+    `status`: HTTP status, 0 if unreadable. `served`: address "ip:port" of who gives it, "" where Envoy does
+    not tell.
     """
 
     status: int
     end_of_stream: bool
+    served: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +128,11 @@ class Steer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Continue with this phase, steering if `steer` is given."""
+    """Continue with this phase, steering if `steer` is given, with `headers` (name, value) set."""
 
     phase: Phase
     steer: Steer | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +144,12 @@ class Echo:
     end_of_stream: bool
 
 
-Action = Reply | Echo
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the client at once, with HTTP `status` and a `reason` of one word; nothing more follows."""
+
+    status: int
+    reason: str
+
+
+Action = Reply | Echo | Refuse

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
-from extproc import anchor as _anchor
 from extproc import chain as _chain
 from extproc import choice as _choice
 from extproc import ledger, tuning
@@ -18,7 +15,7 @@ from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
 
-__all__ = ["Key", "Preview", "Request", "chain_of", "explicit_key", "read"]
+__all__ = ["Preview", "Request", "chain_of", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +51,6 @@ class Request:
             return ledger.Footprint()
         hashes = () if self.chain is None else self.chain.hashes
         return ledger.footprint(hashes, block_tokens, self.tokens)
-
-
-class Key(msgspec.Struct, frozen=True):
-    """Where a request belongs: ring key [unsigned 64-bit], None if nowhere, and where it came from.
-
-    `first`: an endpoint to try before the ring's. `hot`: the shared prefixes before the anchor.
-    """
-
-    by: _choice.KeyedBy = _choice.KeyedBy.NOTHING
-    value: int | None = None
-    anchor_block: int | None = None
-    first: _pool.EndpointId | None = None
-    hot: tuple[_anchor.Hot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +93,3 @@ def read(
 def chain_of(prompt: _prompt.Prompt, settings: tuning.Settings) -> _chain.Chain:
     """The chain of `prompt` under a pool's block size."""
     return _chain.build(_chain.seed_of(prompt.seeds), prompt.text, settings.block_bytes, settings.blocks_max)
-
-
-def explicit_key(key: str) -> int:
-    """The ring key of an explicit key; its seed keeps it apart from every chain."""
-    return _chain.seed_of((b"explicit", key.encode("utf-8", "surrogatepass")))

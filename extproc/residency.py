@@ -93,15 +93,31 @@ class Residency:
         """How much of the chain `endpoint` holds at `now` [s, monotonic]."""
         return self.held(blocks, now).of(endpoint)
 
-    def add(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> None:
-        """Note that `endpoint` was sent a prompt of this chain at `now` [s, monotonic]."""
+    def add(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> int:
+        """Note that `endpoint` was sent a prompt of this chain at `now` [s, monotonic].
+
+        Returns how many leading blocks its gpu tier was thought to hold before.
+        """
         self._drop_idle(now)
         gpu_blocks, host_blocks = self._size(endpoint)
-        self._fill(self._gpu.tree(endpoint, gpu_blocks), blocks, now)
+        held = self._fill(self._gpu.tree(endpoint, gpu_blocks), blocks, now)
         if host_blocks:
             self._fill(self._host.tree(endpoint, host_blocks), blocks, now)
         if self._capacity.external_blocks:
             self._fill(self._external, blocks, now)
+        return held
+
+    def retract(self, endpoint: pool.EndpointId, blocks: chain.Chain, held: int, noted_s: float) -> None:
+        """Take back what `add` noted at `noted_s`, when `held` blocks were held: the prompt went elsewhere.
+
+        What others have used since stays.
+        """
+        for each in (self._gpu, self._host):
+            tree = each.trees.get(endpoint)
+            if tree is not None:
+                tree.retract(blocks.hashes, held, noted_s)
+                if not len(tree):  # a tree is due once: this one ends, the next prompt begins another
+                    each.forget(endpoint)
 
     def forget(self, endpoint: pool.EndpointId) -> None:
         """Drop what died with the endpoint's process: its gpu and host tiers."""
@@ -152,12 +168,13 @@ class Residency:
     def _size(self, endpoint: pool.EndpointId) -> tuple[int, int]:
         return self._sizes.get(endpoint, (self._capacity.gpu_blocks, self._capacity.host_blocks))
 
-    def _fill(self, tree: tier.Tree, blocks: chain.Chain, now: float) -> None:
+    def _fill(self, tree: tier.Tree, blocks: chain.Chain, now: float) -> int:
         was_empty = not len(tree)
-        tree.add(blocks.hashes, now)
+        held = tree.add(blocks.hashes, now)
         if was_empty and len(tree):
             self._filled += 1
             heapq.heappush(self._due, (now, self._filled, tree))
+        return held
 
     def _drop_idle(self, now: float) -> None:
         oldest_s = now - self._idle_s

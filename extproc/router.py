@@ -3,9 +3,8 @@
 `choose` is one synchronous step: candidates, chain, key, ring order, policy, lease, residency. So the next
 request of the same loop turn sees all of it (a burst never reads a stale zero).
 
-What keys a request: an explicit key (header, then `prompt_cache_key`), else the stored answer it continues,
-else its chain's anchor. An explicit key wins over the prompt: the `ring` policy decides then, so that equal
-keys stay together up to the bound.
+What keys a request says `keying`. An explicit key wins over the prompt: the `ring` policy decides then, so
+that equal keys stay together up to the bound.
 
 Never: I/O, clock, chance of its own. The pool is replaced, never edited, by `publish`; ledger, residency,
 anchors and answers outlive it.
@@ -24,7 +23,7 @@ from extproc import answers as _answers
 from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
-from extproc import homes, request, tuning
+from extproc import homes, keying, request, subset, tuning
 from extproc import ledger as _ledger
 from extproc import outbox as _outbox
 from extproc import policy as _policy
@@ -48,8 +47,7 @@ _SAME_RESTART_S = 5.0
 
 Preview = request.Preview
 Request = request.Request
-_Key = request.Key
-_explicit = request.explicit_key
+_Key = keying.Key
 Settings = tuning.Settings
 
 _PRESUMED_SHARE = 0.75
@@ -156,7 +154,7 @@ class Router:
         prompt: _prompt.Prompt | _prompt.Unkeyed,
         now: float,
         chance: float,
-        subset: Collection[str] | None = None,
+        allowed: Collection[str] | None = None,
         key: str | None = None,
         model: str | None = None,
     ) -> _choice.Decision | _choice.NoEndpoint:
@@ -166,43 +164,63 @@ class Router:
             prompt: what the engine will prefill, or why that is not known.
             now: monotonic time [s].
             chance: uniform in [0, 1).
-            subset: addresses the gateway allows; None allows all.
+            allowed: addresses the gateway allows; None allows all.
             key: the request's explicit key from a header; None if it has none.
             model: that must be served, where `prompt` does not tell it.
         """
-        return self.place(self.read(prompt, key, model), now, chance, subset)
+        return self.place(self.read(prompt, key, model), now, chance, allowed)
 
     def place(
-        self, request: Request, now: float, chance: float, subset: Collection[str] | None = None
+        self, request: Request, now: float, chance: float, allowed: Collection[str] | None = None
     ) -> _choice.Decision | _choice.NoEndpoint:
         """As `choose`, of a request that was read already."""
-        found = self._who(request, subset)
-        if found is None:
-            return self._nobody()
-        return self._decide(found, request, self._key_of(request, now), now, chance)
+        found = self._who(request, allowed, now)
+        if isinstance(found, _choice.NoEndpoint):
+            return found
+        key = keying.key_of(request, self.anchors, self.answers, len(self.pool.endpoints), now)
+        return self._decide(found, request, key, now, chance)
 
     def preview(self, request: Request, now: float, chance: float) -> Preview | _choice.NoEndpoint:
         """What `place` would choose now; nothing is taken or counted."""
-        found = self._who(request, None)
-        if found is None:
-            return self._nobody()
-        key = self._key_of(request, now, counts=False)
+        found = self._who(request, None, now)
+        if isinstance(found, _choice.NoEndpoint):
+            return found
+        size = len(self.pool.endpoints)
+        key = keying.key_of(request, self.anchors, self.answers, size, now, counts=False)
         made, asked, _, _ = self._weigh(found, request, key, now, chance)
         order = () if key.value is None else tuple(found.names[at] for at in asked.ring_order())
         return Preview(made, found.names, asked, order)
 
-    def _who(self, request: Request, subset: Collection[str] | None) -> _candidates.Candidates | None:
+    def is_anchored(self, prompt: _prompt.Prompt) -> bool:
+        """Whether more of a prompt that was cut off would not change its ring key; counts nothing."""
+        if prompt.cache_key is not None or prompt.previous_response is not None:
+            return True
+        return self.anchors.is_settled(self.chain_of(prompt), len(self.pool.endpoints))
+
+    def _who(
+        self, request: Request, allowed: Collection[str] | None, now: float
+    ) -> _candidates.Candidates | _choice.NoEndpoint:
         endpoints = self.pool.ready if request.model is None else self.pool.serving(request.model)
-        if subset is not None:
-            endpoints = tuple(endpoint for endpoint in endpoints if endpoint.address in subset)
-        if not endpoints:
-            return None
+        if not endpoints and allowed is None:
+            return self._nobody(_choice.Why.NO_ENDPOINT, refuse=self.settings.refuses_empty)
+        if allowed is not None:  # by the protocol: nobody outside, not even by Envoy's own balancing
+            endpoints = subset.within(endpoints, allowed)
+            if not endpoints:
+                return self._nobody(_choice.Why.SUBSET, refuse=True)
+        if self.settings.inflight_max:
+            endpoints = tuple(e for e in endpoints if self._inflight(e.id, now) < self.settings.inflight_max)
+            if not endpoints:
+                return self._nobody(_choice.Why.SATURATED, refuse=True)
         if self._candidates.endpoints is not endpoints:  # else it is as it was the last time
             self._candidates = _candidates.Candidates(endpoints)
         return self._candidates
 
-    def _nobody(self) -> _choice.NoEndpoint:
-        return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name)
+    def _nobody(self, why: _choice.Why, *, refuse: bool) -> _choice.NoEndpoint:
+        return _choice.NoEndpoint(len(self.pool.endpoints), len(self.pool.ready), self.pool.name, why, refuse)
+
+    def _inflight(self, endpoint: _pool.EndpointId, now: float) -> float:
+        _, foreign = self.signals.load(endpoint, self.sent.to(endpoint).uncached_tokens, now)
+        return self.ledger.load(endpoint, now).inflight + foreign
 
     def read(
         self, prompt: _prompt.Prompt | _prompt.Unkeyed, key: str | None = None, model: str | None = None
@@ -214,24 +232,6 @@ class Router:
         """The chain of `prompt` under this pool's block size."""
         return request.chain_of(prompt, self.settings)
 
-    def _key_of(self, request: Request, now: float, *, counts: bool = True) -> _Key:
-        """The strongest key: explicit, then the stored answer's endpoint, then the anchor."""
-        keyed = _choice.KeyedBy
-        anchor = None
-        if request.chain is not None:  # counted whatever decides in the end
-            size = len(self.pool.endpoints)
-            if counts:
-                anchor = self.anchors.observe(request.chain, size, now)
-            else:
-                anchor = self.anchors.foresee(request.chain, size)
-        if request.explicit is not None:
-            return _Key(request.explicit_by, _explicit(request.explicit))
-        if request.previous is not None:
-            first = self.answers.find(request.previous, now)
-            if first is not None:
-                return _Key(keyed.PREVIOUS, _explicit(request.previous), None, first)
-        return _Key() if anchor is None else _Key(keyed.ANCHOR, anchor.key, anchor.block, None, anchor.hot)
-
     def _decide(
         self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float
     ) -> _choice.Decision:
@@ -241,10 +241,11 @@ class Router:
         chosen = made.endpoint.id
         # The lease comes last: a fault before it leaves nothing to release.
         uncached, gpu_tokens, cached = 0, 0.0, made.cached_tokens
+        noted = None
         if request.prefills:
             uncached = max(round(request.tokens - cached), 0)
             if request.chain is not None:
-                self.residency.add(chosen, request.chain, now)
+                noted = _choice.Noted(request.chain, self.residency.add(chosen, request.chain, now), now)
             read = 0.0 if request.chain is None else request.tokens
             gpu_tokens = held.of(chosen).gpu_blocks * self.block_tokens
             told = chosen, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
@@ -260,7 +261,7 @@ class Router:
                 cached, request.prefills,
             )  # fmt: skip
             self.outbox.began(began)
-        return _choice.Decision(made, lease)
+        return _choice.Decision(made, lease, noted)
 
     def _weigh(
         self, found: _candidates.Candidates, request: Request, key: _Key, now: float, chance: float

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import choice, exchange, groups, metrics, protocol, router, telling, wire
+from extproc import choice, exchange, groups, metrics, pool, protocol, router, telling, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -36,15 +36,18 @@ class BindError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`listen`: "host:port" or "unix:/path"; the rest as in the configuration."""
+    """`listen`: "host:port" or "unix:/path", plaintext; `tls_listen`: the same, for TLS, None for no such
+    port; the rest as in the configuration.
+    """
 
     listen: str
     message_bytes_max: int
     streams_max: int
     pick_header: bool
+    tls_listen: str | None = None
 
 
-def _ignore(_chosen: choice.Choice, _answered_well: bool) -> None:  # noqa: FBT001
+def _ignore(_pool: str, _endpoint: pool.Endpoint, _answered_well: bool) -> None:  # noqa: FBT001
     """Nobody wants to know."""
 
 
@@ -63,23 +66,24 @@ class Server:
         counted: metrics.Metrics,
         clock: Callable[[], float],
         chance: Callable[[], float],
-        answered: Callable[[choice.Choice, bool], None] = _ignore,
+        answered: Callable[[str, pool.Endpoint, bool], None] = _ignore,
         teller: telling.Teller | None = None,
-        changed: Callable[[], None] = _alone,
+        changed: Callable[[], None] | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """Bind; the address in use is in `address`.
+        """Bind; the address in use is in `address`, that of the TLS port in `tls_address`.
 
         Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
-            answered: told of every choice whose answer was seen, and whether it was no fault of the engine;
+            answered: told of every answer seen: pool, endpoint, whether it was no fault of the engine.
             teller: told of every decision; None: it is only counted.
-            changed: called after whatever may have changed the ledger.
+            changed: called after whatever may have changed the ledger; credentials: of the TLS port.
         Raises: BindError.
         """
         self._settings = settings
         self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
         self._answered = answered
         self._teller = teller or telling.Teller(counted)
-        self._changed = changed
+        self._changed = changed or _alone
         self._exchange_settings = exchange_settings
         self._metrics = counted
         self._clock = clock
@@ -106,6 +110,9 @@ class Server:
             (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method}),)
         )
         self.address = _bind(self._server, settings.listen)
+        self.tls_address: str | None = None
+        if settings.tls_listen is not None:
+            self.tls_address = _bind(self._server, settings.tls_listen, credentials)
 
     @property
     def streams_open(self) -> int:
@@ -151,6 +158,8 @@ class Server:
             opened.close()
             self._changed()
             stream.cancel_timer()
+            if opened.usage is not None:
+                self._metrics.used(opened.usage)
             del self._open[task]
             self._metrics.streams_open.dec()
             self._metrics.streams.inc()
@@ -169,11 +178,21 @@ class Server:
             return opened.give_up(event, now)
         if opened.result is not before:  # a deadline that comes too late chooses nothing
             self._tell(opened, now)
-        well, chosen = opened.answered_well, opened.result
-        if well is not None and well is not answered and isinstance(chosen, choice.Choice):
-            self._answered(chosen, well)
+        self._note_answer(opened, event, answered=answered)
         self._changed()
         return actions
+
+    def _note_answer(
+        self, opened: exchange.Exchange, event: protocol.Event | None, *, answered: bool | None
+    ) -> None:
+        chosen = opened.result
+        if not isinstance(chosen, choice.Choice):
+            return
+        if isinstance(event, protocol.ResponseHeaders) and event.served:
+            self._metrics.served(chosen, opened.endpoint)
+        well = opened.answered_well
+        if well is not None and well is not answered and opened.endpoint is not None:
+            self._answered(chosen.pool, opened.endpoint, well)
 
     def _tell(self, opened: exchange.Exchange, began_s: float) -> None:
         if opened.result is None:
@@ -192,6 +211,7 @@ class _Stream:
         self._context = context
         self._exchange = opened
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s: float | None = None
         self._expiring: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -224,16 +244,19 @@ class _Stream:
 
     async def _write(self, actions: list[protocol.Action]) -> None:
         for action in actions:
-            await self._context.write(wire.encode(action, header=self._server._settings.pick_header))  # noqa: SLF001
+            for message in wire.messages(action, header=self._server._settings.pick_header):  # noqa: SLF001
+                await self._context.write(message)
 
     def _set_timer(self) -> None:
         # A timer and not a timeout on read(): cancelling a read of grpc.aio would lose the stream.
         deadline_s = self._exchange.deadline_s
-        if deadline_s is None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None:
+        if deadline_s == self._timer_at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_s = deadline_s
+        if deadline_s is not None:
             wait_s = max(0.0, deadline_s - self._server._clock())  # noqa: SLF001
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
@@ -282,10 +305,13 @@ def _parents(context: _Context) -> tuple[str, ...]:
     return tuple(str(value) for name, value in metadata if name == "traceparent")
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
+def _bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
     """The address really listened on. Raises: BindError."""
     try:
-        port = server.add_insecure_port(listen)
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise BindError(f"can't listen on {listen}: in use, or not an address of this machine") from error
     return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

@@ -131,11 +131,14 @@ class Tree:
         """No leaf was last used before [s]."""
         return self._leaves[0][0] if self._leaves else math.inf
 
-    def add(self, hashes: tuple[chain.BlockHash, ...], now: float) -> None:
-        """Hold these, used at `now` [s]; of more than there is space for, the first."""
+    def add(self, hashes: tuple[chain.BlockHash, ...], now: float) -> int:
+        """Hold these, used at `now` [s]; of more than there is space for, the first.
+
+        Returns how many leading ones it held before.
+        """
         hashes = hashes[: self._capacity]
         if not hashes:
-            return
+            return 0
         held = self.depth(hashes)
         nodes, holders, bit = self._nodes, self._holders, self.bit
         node: _Node | None = None
@@ -154,6 +157,28 @@ class Tree:
         if node is not None:
             self._queue_leaf(node)
         self._fit()
+        return held
+
+    def retract(self, hashes: tuple[chain.BlockHash, ...], held: int, noted_s: float) -> None:
+        """Drop the blocks behind the first `held`, from the end, unless they were used after `noted_s`."""
+        gone: set[chain.BlockHash] = set()
+        queued = False
+        for block in reversed(hashes[held:]):
+            node = self._nodes.get(block)
+            if node is None:
+                continue
+            if node.children or node.used_s > noted_s:
+                break
+            queued = queued or node.queued
+            gone.add(block)
+            del self._nodes[block]
+            self._let_go(block)
+            if node.parent is not None:
+                node.parent.children -= 1
+                self._queue_leaf(node.parent)
+        if queued:  # rare: a request went elsewhere than where it was sent
+            self._leaves = [entry for entry in self._leaves if entry[2] not in gone]
+            heapq.heapify(self._leaves)
 
     def resize(self, capacity: int) -> None:
         """Hold at most `capacity` blocks from now on."""

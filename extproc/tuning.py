@@ -14,7 +14,11 @@ __all__ = ["Settings", "capacity"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One pool's tuning. Units in the names; what each is worth is in docs/configuration.md."""
+    """One pool's tuning. Units in the names; what each is worth is in docs/configuration.md.
+
+    `inflight_max`: open requests of an endpoint [count], 0 for any number. `refuses_empty`: whether a request
+    is refused when nobody is ready.
+    """
 
     limits: policy.Limits = field(default_factory=policy.Limits)
     policy: str = "cost"
@@ -33,6 +37,8 @@ class Settings:
     alternates: int = 0
     slow_start_s: float = 30.0
     signals_age_max_s: float = 5.0
+    inflight_max: int = 0
+    refuses_empty: bool = False
     replicas: int = 1  # of kvring, that place requests on this pool
 
 

@@ -62,9 +62,16 @@ class Stream:
     async def request_trailers(self, trailers: Headers = ()) -> None:
         await self.send(request_trailers=ext_proc.HttpTrailers(trailers=_header_map(trailers)))
 
-    async def response_headers(self, status: int = 200, *, end_of_stream: bool = False) -> None:
+    async def response_headers(
+        self, status: int = 200, *, end_of_stream: bool = False, served: str | None = None
+    ) -> None:
+        """`served`: who answers, as a gateway's metadata tells it."""
+        more: dict[str, object] = {}
+        if served is not None:
+            told = {"envoy.lb": _struct({f"{DESTINATION}-served": served})}
+            more["metadata_context"] = core.Metadata(filter_metadata=told)
         headers = {":status": str(status)}
-        await self.send(response_headers=_http_headers(headers, end_of_stream=end_of_stream))
+        await self.send(response_headers=_http_headers(headers, end_of_stream=end_of_stream), **more)
 
     async def response_body(self, data: bytes, *, end_of_stream: bool = True) -> None:
         await self.send(response_body=ext_proc.HttpBody(body=data, end_of_stream=end_of_stream))

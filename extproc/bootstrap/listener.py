@@ -3,7 +3,8 @@
 Order of things on a request: a client's own destination header is removed before anything else runs;
 ext_proc asks kvring, which answers with dynamic metadata only; the router picks the endpoint named there.
 
-Invariant: no part of a request can steer, only kvring's metadata can.
+Invariant: no part of a request can steer, only kvring's metadata can. No retry policy in full duplex: Envoy
+1.40 then sends the body of a request with trailers twice (envoy#46095; tests/envoy/test_duplex.py).
 Called by: bootstrap. Why each setting is as it is: bootstrap.reasons, printed beside it.
 Source: https://www.envoyproxy.io/docs/envoy/v1.40.0/configuration/http/http_filters/ext_proc_filter
 """
@@ -75,7 +76,7 @@ def ext_proc(steering: Steering) -> dict[str, Any]:
         "forward_rules": {
             "disallowed_headers": {"patterns": [{"exact": header} for header in _SECRET_HEADERS]}
         },
-        "metadata_options": {"receiving_namespaces": {"untyped": ["envoy.lb"]}},
+        "metadata_options": _metadata(steering),
         "mutation_rules": {"disallow_all": True},
     }
     return {
@@ -86,27 +87,28 @@ def ext_proc(steering: Steering) -> dict[str, Any]:
 
 def route(spec: Listener) -> dict[str, Any]:
     """The only route: everything goes to the endpoints, retried elsewhere when that is safe."""
+    action: dict[str, Any] = {"cluster": spec.name, "timeout": "0s"}
+    if not (spec.steering and spec.steering.is_duplex):
+        action["retry_policy"] = _retry_policy()
     return {
         "name": spec.name,
         "match": {"prefix": "/"},
         "request_body_buffer_limit": spec.body_bytes_max,
-        "route": {
-            "cluster": spec.name,
-            "timeout": "0s",
-            "retry_policy": {
-                "retry_on": "5xx,reset,connect-failure,refused-stream",
-                "num_retries": 2,
-                "retry_host_predicate": [
-                    {
-                        "name": "envoy.retry_host_predicates.previous_hosts",
-                        "typed_config": typed(
-                            "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-                        ),
-                    }
-                ],
-                "host_selection_retry_max_attempts": 20,
-            },
-        },
+        "route": action,
+    }
+
+
+def _retry_policy() -> dict[str, Any]:
+    return {
+        "retry_on": "5xx,reset,connect-failure,refused-stream",
+        "num_retries": 2,
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": typed("extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"),
+            }
+        ],
+        "host_selection_retry_max_attempts": 20,
     }
 
 
@@ -162,6 +164,13 @@ def _processing_mode(steering: Steering) -> dict[str, str]:
     if request not in _BUFFERED or response is BodyMode.FULL_DUPLEX_STREAMED:
         mode["response_trailer_mode"] = "SEND"
     return mode
+
+
+def _metadata(steering: Steering) -> dict[str, Any]:
+    spaces: dict[str, Any] = {"receiving_namespaces": {"untyped": ["envoy.lb"]}}
+    if steering.response_body_mode is not BodyMode.NONE:
+        spaces["forwarding_namespaces"] = {"untyped": ["envoy.lb"]}
+    return spaces
 
 
 def _access_log(path: str) -> dict[str, Any]:

@@ -58,6 +58,7 @@ REASONS = {
     "processing_mode.response_body_mode": "The first piece of the answer tells kvring that prefill is over.",
     "forward_rules": "kvring has no use for credentials; the endpoints still get them.",
     "metadata_options": "Without this Envoy drops kvring's choice without a word.",
+    "forwarding_namespaces": "With the answer's headers kvring is told which endpoint really served.",
     "mutation_rules": (
         "kvring names an endpoint in metadata and can change no header; the copy of its choice that it sets "
         "as a header, for other gateways, is dropped here."

@@ -92,6 +92,11 @@ class Steering:
     cluster_name: str = "kvring"
     tls: Tls | None = None
 
+    @property
+    def is_duplex(self) -> bool:
+        """Whether request bodies go through kvring."""
+        return self.body_mode is BodyMode.FULL_DUPLEX_STREAMED
+
     def __post_init__(self) -> None:
         if not self.sidecars:
             raise ValueError("steering: needs the address of at least one kvring process")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -43,6 +44,8 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command in `argv` (default: the process's arguments)."""
+    # gRPC writes every failed TLS handshake to stderr, where kvring's JSON log goes; read once, at its import
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     words = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(prog="kvring", description="Prefix-aware LLM routing for Envoy.")
     parser.add_argument("--version", action="version", version=f"kvring {__version__}")

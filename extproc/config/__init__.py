@@ -26,7 +26,7 @@ from extproc.config.sources import (
     KubernetesService,
 )
 from extproc.config.store import Store
-from extproc.config.values import Config
+from extproc.config.values import Config, Tls
 from extproc.config.workers import WORKERS_MAX, for_worker, worker_address
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "Pool",
     "Signals",
     "Store",
+    "Tls",
     "for_worker",
     "load",
     "loads",

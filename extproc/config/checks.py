@@ -45,6 +45,11 @@ def check(config: values.Config, names: Names) -> None:
     """What no single value can tell, and what no pattern can."""
     for key in LISTENERS:
         _listen(names.get(key, key), getattr(config, key), unix=key != "admin_listen")
+    if config.tls is not None:
+        _listen("tls.listen", config.tls.listen, unix=True)
+        if (config.tls.certificate_file is None) != (config.tls.key_file is None):
+            missing = "certificate_file" if config.tls.certificate_file is None else "key_file"
+            raise ConfigError(f"tls.{missing}: missing; certificate_file and key_file belong together")
     for number, group in enumerate(config.pools):
         _pool(f"pools[{number}]", group)
     _pools(config.pools)

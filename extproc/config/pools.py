@@ -237,6 +237,22 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             "Further endpoints named to Envoy for retries. Only for override_host: others fail on a list.",
         ),
     ] = 0
+    inflight_max: Annotated[
+        int,
+        meta.whole(
+            0,
+            1_000_000,
+            "Open requests that one endpoint takes. When all hold so many, a request is answered 429. 0: any"
+            " number.",
+        ),
+    ] = 0
+    on_empty: Annotated[
+        Literal["pass", "refuse"] | None,
+        meta.meaning(
+            "When nobody is ready: `pass` leaves the request to Envoy's own balancing, `refuse` answers 503."
+            " Unset: `refuse` for an `inference_pool`, whose contract asks for it, else `pass`."
+        ),
+    ] = None
     slow_start_s: Annotated[
         float,
         meta.number(0, 3600, "How long a new or restarted endpoint takes to reach its full share. 0: none."),
@@ -265,6 +281,10 @@ def router_settings(group: Pool, replicas: int = 1) -> router.Settings:
         alternates=group.alternates,
         slow_start_s=group.slow_start_s,
         signals_age_max_s=group.signals.age_max_s,
+        inflight_max=group.inflight_max,
+        refuses_empty=(
+            group.inference_pool is not None if group.on_empty is None else group.on_empty == "refuse"
+        ),
         replicas=replicas,
     )
 

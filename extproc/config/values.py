@@ -15,7 +15,7 @@ from extproc.config import meta, sources
 from extproc.config import pools as pools_
 from extproc.config import store as store_
 
-__all__ = ["Config", "Traces", "VolatileSpan"]
+__all__ = ["Config", "Tls", "Traces", "VolatileSpan"]
 
 _LISTEN_HELP = 'a host and a port, "0.0.0.0:9002", or "unix:/path"'
 
@@ -51,12 +51,33 @@ class Traces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     service: Annotated[str, meta.text(meta.NAME, "Name of this service in the traces.")] = "kvring"
 
 
+class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A second ext_proc port, with TLS. Health and the plaintext port stay as they are."""
+
+    listen: Annotated[str, msgspec.Meta(description=f"TLS port: {_LISTEN_HELP}.")] = "0.0.0.0:9004"
+    certificate_file: Annotated[
+        str | None,
+        meta.meaning(
+            "PEM certificate chain; read again when it changes. Unset: a self-signed one is made at the start"
+            " (`pip install '.[tls]'`), for gateways that don't verify."
+        ),
+    ] = None
+    key_file: Annotated[str | None, meta.meaning("PEM key of that certificate.")] = None
+    client_ca_file: Annotated[
+        str | None,
+        meta.meaning("PEM certificates; clients must show one that these signed. Unset: none is asked for."),
+    ] = None
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
     pools: Annotated[list[pools_.Pool], meta.listed(1, 64, "Model groups, one pool each.")]
     grpc_listen: Annotated[str, msgspec.Meta(description=f"ext_proc server: {_LISTEN_HELP}.")] = (
         "0.0.0.0:9002"
+    )
+    tls: Annotated[Tls | None, meta.meaning("A TLS port beside the plaintext one. Unset: there is none.")] = (
+        None
     )
     health_listen: Annotated[str, msgspec.Meta(description="gRPC health server, always plaintext.")] = (
         "0.0.0.0:9003"
@@ -114,8 +135,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = 64 * 1024 * 1024
     decision_timeout_s: Annotated[
-        float, meta.number(0.01, 60, "In FULL_DUPLEX_STREAMED, how long a request is held for its body.")
-    ] = 0.2
+        float,
+        meta.number(
+            0.01,
+            60,
+            "In FULL_DUPLEX_STREAMED, how long a request is held for its body at most; less once its key is"
+            " known. An engine can't begin before the body has come anyway.",
+        ),
+    ] = 1.0
     streams_max: Annotated[
         int,
         meta.whole(1, 10_000_000, "Streams open at once; one more is refused, and Envoy balances it itself."),
@@ -123,6 +150,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pick_header: Annotated[
         bool, msgspec.Meta(description="Send the choice as a header too; metadata is always sent.")
     ] = True
+    conformance_hooks: Annotated[
+        bool,
+        msgspec.Meta(
+            description=(
+                "Obey `test-epp-endpoint-selection` and send `x-conformance-test-served-endpoint`, for the"
+                " conformance tests of gateways. Never in production: clients choose their endpoint."
+            )
+        ),
+    ] = False
     drain_notice_s: Annotated[
         float, meta.number(0, 300, "After SIGTERM, how long new streams are served with health NOT_SERVING.")
     ] = 3.0
@@ -179,5 +215,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             self.key_header,
             self.held_bytes_max,
             self.decision_timeout_s,
+            self.conformance_hooks,
             self.decision_metadata,
         )

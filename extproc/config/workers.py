@@ -36,8 +36,12 @@ def worker_address(listen: str, index: int) -> str:
 
 def for_worker(config: values.Config, index: int) -> values.Config:
     """`config` with the addresses of worker `index`. Raises ValueError: no such port."""
+    tls = config.tls
+    if tls is not None:
+        tls = msgspec.structs.replace(tls, listen=worker_address(tls.listen, index))
     return msgspec.structs.replace(
         config,
+        tls=tls,
         grpc_listen=worker_address(config.grpc_listen, index),
         health_listen=worker_address(config.health_listen, index),
         admin_listen=worker_address(config.admin_listen, index),

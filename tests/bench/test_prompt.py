@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from extproc import chain, exchange, prompt, router
+from extproc import chain, prompt, reading, router
 from extproc.prompt import body as bodies
 from extproc.prompt import chat
 
@@ -80,7 +80,7 @@ def costs_us(body: bytes, settings: prompt.Settings, rounds: int) -> dict[str, f
     headers = {":path": "/v1/chat/completions"}
 
     def whole() -> chain.Chain:
-        read = exchange.read_prompt(headers, body, settings, whole=True)
+        read = reading.read(headers, body, settings, whole=True).prompt
         assert isinstance(read, prompt.Prompt)
         return chain.build(chain.seed_of(read.seeds), read.text, tuning.block_bytes, tuning.blocks_max)
 

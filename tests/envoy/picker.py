@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from extproc import wire
-from extproc.exchange import BodyMode, Echo, Phase, Reply, RequestBody, RequestHeaders, RequestTrailers, Steer
+from extproc.protocol import BodyMode, Echo, Phase, Reply, RequestBody, RequestHeaders, RequestTrailers, Steer
 
 
 class Picker:

@@ -62,6 +62,7 @@ class Served:
     router: router.Router
     metrics: metrics.Metrics
     admin: admin.Admin
+    answers: list[tuple[str, bool]]  # endpoint, and whether it answered well
 
     @property
     def address(self) -> str:
@@ -123,12 +124,14 @@ async def serve() -> AsyncIterator[Serve]:
             message_bytes_max: int = 64 * 1024 * 1024,
             streams_max: int = 100_000,
             pick_header: bool = True,
+            hooks: bool = False,
             listen: str = "127.0.0.1:0",
         ) -> Served:
             members = [
                 pool.Endpoint(pool.EndpointId(f"vllm-{n}"), f"10.0.0.{n + 1}:8000", ready=ready)
                 for n in range(endpoints)
             ]
+            answers: list[tuple[str, bool]] = []
             chooser = kind(pool.make("default", members), tuning or router.Settings())
             counted = metrics.Metrics(chooser, time.monotonic, 0.0)
             made = server.Server(
@@ -138,14 +141,17 @@ async def serve() -> AsyncIterator[Serve]:
                     prompt.Settings(prompt_bytes_max),
                     held_bytes_max=prompt_bytes_max,
                     decision_timeout_s=decision_timeout_s,
+                    hooks=hooks,
                 ),
                 counted,
                 time.monotonic,
                 lambda: 0.5,
+                lambda _, endpoint, well: answers.append((endpoint, well)),
             )
             await made.start()
             stack.push_async_callback(made.stop, 0)
-            return Served(made, chooser, counted, admin.Admin(chooser, counted, time.monotonic, lambda: True))
+            looked = admin.Admin(chooser, counted, time.monotonic, lambda: True)
+            return Served(made, chooser, counted, looked, answers)
 
         yield start
 
@@ -162,6 +168,7 @@ class Sidecar:
     grpc: str
     health: str
     admin: str
+    tls: str = ""
 
     def stderr(self) -> str:
         return self.stderr_path.read_text(encoding="utf-8")

@@ -195,7 +195,7 @@ async def test_requests_leave_no_trace_and_make_no_series(
     pages = [(await running.get(page))[1] for page in PAGES]
     counted = {
         tuple(sample.labels.values()): sample.value
-        for name in ("kvring_choices", "kvring_unkeyed", "kvring_no_opinion")
+        for name in ("kvring_choices", "kvring_unkeyed", "kvring_no_opinion", "kvring_refused")
         for sample in families[name].samples
         if sample.name.endswith("_total")
     }
@@ -203,7 +203,7 @@ async def test_requests_leave_no_trace_and_make_no_series(
     assert counted["bad_json",] > 0
     assert counted["content_encoding",] > 0
     assert counted["malformed_message",] == 3
-    assert counted["no_endpoint",] == 1
+    assert counted["subset",] == 1
     assert counted["fault",] == 0
     running.signal()
     assert await running.exited() == 0

@@ -240,7 +240,7 @@ async def test_probes_keep_their_interval_and_never_overlap(endpoint: MakeEndpoi
     async with probing(settings(interval_s=0.1), **{f"e{n}": one for n, one in enumerate(many)}):
         await asyncio.gather(*(one.probed(4) for one in many))
     elapsed_s = time.monotonic() - started_s  # and behind the last
-    shortest_s = 0.1 * 0.9  # with all the jitter there is
+    shortest_s = 0.1 * 0.87  # with all the jitter there is; one after a late probe is not late itself
     assert elapsed_s > 3 * shortest_s
     assert max(one.running_max for one in many) == 1
     assert max(one.probes for one in many) <= elapsed_s / shortest_s + 1

@@ -22,7 +22,7 @@ import grpc
 import pytest
 
 from extproc import choice as choices
-from extproc import log, router
+from extproc import log, router, wire
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode, Stream, header_set, headers_removed, kind, steered
 from tests.functional.conftest import PATH, WAIT_S, Serve, chat, eventually
@@ -47,6 +47,13 @@ def chunk(reply: Any) -> tuple[bytes, bool] | None:
     mutation = getattr(getattr(body, "response", None), "body_mutation", None)
     streamed = None if mutation is None else mutation.streamed_response
     return None if streamed is None else (streamed.body, streamed.end_of_stream)
+
+
+def pieces(data: bytes, *, end: bool) -> list[tuple[bytes, bool]]:
+    """A chunk as it comes back: in pieces if it is long."""
+    starts = range(0, len(data), wire.ECHO_BYTES_MAX) or [0]
+    cut = [data[at : at + wire.ECHO_BYTES_MAX] for at in starts]
+    return [(piece, end and number == len(cut)) for number, piece in enumerate(cut, 1)]
 
 
 async def ask(stream: Stream, mode: Mode | None, body: bytes) -> list[Any]:
@@ -159,11 +166,17 @@ async def test_the_gateways_subset_is_obeyed(serve: Serve, mode: Mode | None) ->
             assert steered(steering) in ("10.0.0.3:8000", "10.0.0.2:8000")
             assert str(steered(steering)) in allowed
             await finish(stream, mode, body)
-        stream = client.open(request_body_mode=mode, metadata={"envoy.lb.subset_hint": {key: []}})
-        *_, steering = await ask(stream, mode, body)
-        assert steered(steering) is None
-        await finish(stream, mode, body)
-    assert served.count("kvring_no_opinion_total", reason="no_endpoint") == 1
+        for nobody in ([], ["10.0.0.1:8001"], "10.9.9.9:8000"):
+            stream = client.open(request_body_mode=mode, metadata={"envoy.lb.subset_hint": {key: nobody}})
+            *_, refusal = await ask(stream, mode, body)
+            assert kind(refusal) == "immediate_response"
+            assert refusal.immediate_response.status.code == 503
+            assert header_set(refusal, "x-kvring-refused") == "subset"
+            await stream.half_close()
+            assert await stream.rest() == []
+            assert await stream.code() is grpc.StatusCode.OK
+    assert served.count("kvring_refused_total", reason="subset") == 3
+    await served.idle()
 
 
 async def test_the_part_of_a_body_steers_as_the_whole_body_did(serve: Serve) -> None:
@@ -303,7 +316,9 @@ async def test_duplex_hands_the_body_back_byte_by_byte_behind_the_pick(
         assert kind(replies.pop()) == "request_trailers"
     echoes = [chunk(reply) for reply in replies]
     ends = [False] * (len(chunks) - 1) + [not trailers]
-    assert echoes == list(zip(chunks, ends, strict=True))
+    assert echoes == [
+        piece for data, end in zip(chunks, ends, strict=True) for piece in pieces(data, end=end)
+    ]
     assert all(steered(reply) is header_set(reply) is None for reply in replies)
     await served.idle()
     assert served.choices() == 1
@@ -577,7 +592,7 @@ async def test_a_fault_while_choosing_is_no_opinion_and_everything_passes(
 @pytest.mark.parametrize("ending", ["end of stream", "trailers", "deadline"])
 async def test_a_fault_in_duplex_loses_no_chunk(serve: Serve, ending: str, log_text: io.StringIO) -> None:
     served = await serve(kind=FaultyRouter, decision_timeout_s=0.1 if ending == "deadline" else 30)
-    chunks = [b"1" * 1000, b"", b"2" * 70_000, b"3"]
+    chunks = [b"1" * 1000, b"", b"2" * 60_000, b"3"]
     async with ext_proc_client.connect(served.address) as client:
         stream = client.open(request_body_mode=DUPLEX, response_body_mode=DUPLEX)
         await stream.request_headers(PATH)
@@ -613,11 +628,12 @@ async def test_a_fault_in_duplex_loses_no_chunk(serve: Serve, ending: str, log_t
 
 
 class LateFaultyRouter(router.Router):
-    """Fails when the endpoint is chosen and its alternates are looked for."""
+    """Fails when the endpoint is chosen, before anything is taken."""
 
     __slots__ = ()
 
-    def _alternates(self, *_args: Any, **_kwargs: Any) -> Any:
+    def _weigh(self, *args: Any) -> Any:
+        super()._weigh(*args)
         raise RuntimeError(MARKER)
 
 

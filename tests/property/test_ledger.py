@@ -15,6 +15,7 @@ STEP = st.one_of(
     st.tuples(st.just("take"), NAME, st.integers(0, 500)),
     st.tuples(st.just("prefilled"), st.integers(0, 30)),
     st.tuples(st.just("release"), st.integers(0, 30)),
+    st.tuples(st.just("move"), st.integers(0, 30), NAME, st.integers(0, 500)),
     st.tuples(st.just("wait"), st.floats(0, 6)),
     st.tuples(st.just("leave"), NAME),
 )
@@ -62,6 +63,11 @@ def test_load_is_the_sum_over_open_leases_after_any_history(steps: list[tuple[ob
             case ("release", index) if index < len(taken):
                 taken[index].lease.release()
                 taken[index].open = False
+            case ("move", index, name, tokens) if index < len(taken):
+                one = taken[index]
+                one.lease.move(name, tokens, now)
+                if one.open:
+                    one.life, one.tokens = (name, lives[name]), tokens
             case ("wait", seconds):
                 now += seconds
             case ("leave", gone):

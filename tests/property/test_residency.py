@@ -88,6 +88,36 @@ def test_tree_is_bounded_and_always_whole_starts(
             )
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(TEXT, st.sampled_from([0.0, 0.5, 3.0, 11.0]), st.booleans()), max_size=30),
+)
+def test_what_is_taken_back_leaves_whole_starts_and_no_more_than_before(
+    capacity: int, steps: list[tuple[str, float, bool]]
+) -> None:
+    cache = residency.Residency(residency.Capacity(capacity, capacity + 2), IDLE_S)
+    now = 0.0
+    for text, wait_s, back in steps:
+        now += wait_s
+        before = cache.match(A, blocks(text), now).gpu_blocks
+        held = cache.add(A, blocks(text), now)
+        assert held == before
+        added = cache.blocks(A)
+        if back:
+            cache.retract(A, blocks(text), held, now)
+            assert cache.blocks(A) <= added
+            assert cache.match(A, blocks(text), now).gpu_blocks <= held
+        for trees, limit in ((cache._gpu, capacity), (cache._host, capacity + 2)):
+            nodes = trees.trees[A]._nodes if A in trees.trees else {}
+            assert len(nodes) <= limit
+            assert all(
+                node.parent is None or nodes.get(node.parent.block) is node.parent for node in nodes.values()
+            )
+            children = [node.parent.block for node in nodes.values() if node.parent is not None]
+            assert all(node.children == children.count(node.block) for node in nodes.values())
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 8),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from extproc import answers, chain, choice, exchange, pool, prompt, protocol, residency, router
+from extproc import answers, chain, choice, exchange, pool, prompt, protocol, reading, residency, router
 from extproc.exchange import BodyMode, Echo, Phase
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -438,9 +438,9 @@ def test_chunks_make_no_difference(chunks: int) -> None:  # P23
 def test_body_cut_by_envoys_buffer_is_keyed_by_its_start() -> None:  # P23
     body = chat("word " * 40_000)
     headers = {":path": CHAT, ":method": "POST"}
-    whole = exchange.read_prompt(headers, body, prompt.Settings(), whole=True)
+    whole = reading.read(headers, body, prompt.Settings(), whole=True).prompt
     for length in (65_536, 65_535, 65_537):
-        cut = exchange.read_prompt(headers, body[:length], prompt.Settings(), whole=False)
+        cut = reading.read(headers, body[:length], prompt.Settings(), whole=False).prompt
         assert isinstance(whole, prompt.Prompt)
         assert isinstance(cut, prompt.Prompt)
         one, other = (start().chain_of(found).hashes for found in (cut, whole))

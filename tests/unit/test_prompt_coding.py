@@ -11,7 +11,7 @@ import brotli
 import pytest
 import zstandard
 
-from extproc import exchange, prompt
+from extproc import prompt, reading
 from extproc.prompt import coding
 from tests import prompts
 
@@ -45,7 +45,7 @@ coders = pytest.mark.parametrize("name", CODERS)
 
 def read(coding_name: str, data: bytes, *, whole: bool = True, bytes_max: int = 1 << 20) -> object:
     headers = {":path": prompts.CHAT, "content-encoding": coding_name}
-    return exchange.read_prompt(headers, data, prompt.Settings(bytes_max=bytes_max), whole=whole)
+    return reading.read(headers, data, prompt.Settings(bytes_max=bytes_max), whole=whole).prompt
 
 
 @coders

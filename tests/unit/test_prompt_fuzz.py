@@ -12,7 +12,7 @@ import brotli
 import pytest
 import zstandard
 
-from extproc import exchange, pool, prompt, router
+from extproc import pool, prompt, reading, router
 from tests import prompts, sdk_bodies
 
 PATHS = [f"/v1{path}" for path in prompt.PATHS] + ["/v1/chat/completions/render", "/x", ""]
@@ -71,7 +71,7 @@ def fuzz(seconds_max: float, rounds_max: int, seed: int) -> int:
             data = mutated(rng, [data])
         settings = prompt.Settings(bytes_max=rng.choice([64, 500, 1 << 20]))
         headers = {":path": path} | ({"content-encoding": coding} if coding else {})
-        read = exchange.read_prompt(headers, data, settings, whole=rng.random() < 0.7)
+        read = reading.read(headers, data, settings, whole=rng.random() < 0.7).prompt
         if isinstance(read, prompt.Prompt):
             found += 1
             # Token ids of two bytes take four; a float that is written short may take 24.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from google.protobuf.message import DecodeError
 
@@ -315,3 +317,70 @@ def test_an_echo_is_a_streamed_response_of_the_same_chunk(
 def test_only_bodies_are_echoed(phase: protocol.Phase) -> None:
     with pytest.raises(ValueError, match=phase.value):
         wire.encode(protocol.Echo(phase, b"", end_of_stream=False))
+
+
+# ---- endpoint picker protocol ----
+
+
+def test_who_served_is_told_by_metadata_or_else_by_the_attribute() -> None:
+    message = pb.ProcessingRequest()
+    message.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    assert wire.decode(message) == protocol.ResponseHeaders(200, end_of_stream=False)
+    message.attributes[ATTRIBUTES]["upstream.address"] = "10.0.0.1:80"
+    assert wire.decode(message) == protocol.ResponseHeaders(200, end_of_stream=False, served="10.0.0.1:80")
+    message.metadata_context.filter_metadata["envoy.lb"][f"{DESTINATION}-served"] = "[::1]:80"
+    assert wire.decode(message) == protocol.ResponseHeaders(200, end_of_stream=False, served="[::1]:80")
+    message.metadata_context.filter_metadata["envoy.lb"][f"{DESTINATION}-served"] = 5
+    assert wire.decode(message) == protocol.ResponseHeaders(200, end_of_stream=False, served="10.0.0.1:80")
+
+
+def test_an_exchange_that_is_only_shown_says_so() -> None:
+    message = request_headers()
+    assert decoded_headers(message).observed is False
+    message.observability_mode = True
+    assert decoded_headers(message).observed is True
+
+
+@pytest.mark.parametrize(("status", "reason"), [(503, "no_endpoint"), (503, "subset"), (429, "saturated")])
+def test_a_refusal_is_an_immediate_answer_that_says_why(status: int, reason: str) -> None:
+    answer = wire.encode(protocol.Refuse(status, reason)).immediate_response
+    assert answer.status.code == status
+    set_headers = {
+        option.header.key: option.header.raw_value.decode() for option in answer.headers.set_headers
+    }
+    assert set_headers["content-type"] == "application/json"
+    assert set_headers["x-kvring-refused"] == reason
+    assert ("retry-after" in set_headers) == (status == 429)
+    error = json.loads(answer.body)["error"]
+    assert error["code"] == reason
+    assert error["message"] != reason, "in words too"
+    assert answer.details == f"kvring_{reason}"
+
+
+@pytest.mark.parametrize("length", [0, 1, wire.ECHO_BYTES_MAX, wire.ECHO_BYTES_MAX + 1, 5 * 2**20 + 7])
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("phase", [protocol.Phase.REQUEST_BODY, protocol.Phase.RESPONSE_BODY])
+def test_a_long_echo_goes_back_in_pieces_of_which_the_last_may_end_the_stream(
+    phase: protocol.Phase, length: int, *, end: bool
+) -> None:
+    data = bytes(range(256)) * (length // 256) + bytes(length % 256)
+    pieces = [
+        getattr(message, phase.value).response.body_mutation.streamed_response
+        for message in wire.messages(protocol.Echo(phase, data, end))
+    ]
+    assert b"".join(piece.body for piece in pieces) == data
+    assert all(len(piece.body) <= wire.ECHO_BYTES_MAX for piece in pieces)
+    assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [end]
+    assert all(piece.body for piece in pieces) or length == 0
+    (message,) = wire.messages(protocol.Reply(phase))
+    assert message == wire.encode(protocol.Reply(phase))
+
+
+def test_headers_of_a_reply_are_set_and_overwrite() -> None:
+    reply = wire.encode(protocol.Reply(protocol.Phase.RESPONSE_HEADERS, headers=(("x-a", "1"), ("x-b", "2"))))
+    options = reply.response_headers.response.header_mutation.set_headers
+    assert [(option.header.key, option.header.raw_value) for option in options] == [
+        ("x-a", b"1"),
+        ("x-b", b"2"),
+    ]
+    assert {option.append_action for option in options} == {pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD}
