@@ -48,6 +48,7 @@ format: $(VENV)/.dev  ## rewrite the code in the house layout
 docs: $(VENV)/.dev    ## rewrite the generated tables of docs/
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/dashboard.py
+	$(BIN)/python docs/drawings.py
 
 lock: $(VENV)/.dev    ## resolve the container's dependencies anew, with hashes
 	$(BIN)/python -m pip install --quiet --group image

@@ -87,6 +87,7 @@ def explain(
             for at, name in enumerate(seen.names)
         ],
         "bound": round(seen.bound),
+        "bound_on": "open requests" if made.policy == "cost" else "tokens of work",
         "choice": made.endpoint.id,
         "address": made.endpoint.address,
         "reason": made.reason,

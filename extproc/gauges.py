@@ -150,10 +150,6 @@ _POOL: list[tuple[_Family, _Pool]] = [
         _faults,
     ),
     (
-        _Family("kvring_bound_tokens", "Work up to which an endpoint takes more requests."),
-        lambda pool: _one(pool.bound),
-    ),
-    (
         _Family("kvring_prefill_tokens_per_second", "Prefill rate reckoned with, configured or learned."),
         lambda pool: _one(pool.settings.prefill_tokens_per_s),
     ),
@@ -230,8 +226,12 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
         lambda view, _: _one(view.pending_tokens),
     ),
     (
-        _Family("kvring_work_tokens", "Load in one number, which the bound is held against."),
+        _Family("kvring_work_tokens", "Load in one number: tokens waiting, and some for each open request."),
         lambda view, _: _one(view.work),
+    ),
+    (
+        _Family("kvring_bound_ratio", "Load over the bound of the pool's policy; at 1 it takes no more."),
+        lambda view, _: _one(view.filled),
     ),
     (
         _Family("kvring_oldest_lease_seconds", "How long its oldest open request has been open."),

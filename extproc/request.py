@@ -66,8 +66,8 @@ class Preview:
 
     @property
     def bound(self) -> float:
-        """On the candidates' work [tokens]."""
-        return _policy.limit(self.asked)
+        """Up to which a candidate takes more: open requests by `cost`, work [tokens] by others."""
+        return (_policy.cap if self.choice.policy == "cost" else _policy.limit)(self.asked)
 
 
 def read(

@@ -82,7 +82,8 @@ class EndpointView:
     """An endpoint.
 
     `share`: see `ramp`; `signal`: the newest, however old; `sent`: totals; `oldest_lease_s`: age [s], None
-    without an open request; `work`: what the bound is held against [tokens].
+    without an open request; `work`: load in one number [tokens]; `filled`: its load over the pool's bound
+    [ratio]: at 1 it takes no more.
     """
 
     endpoint: pool.Endpoint
@@ -96,11 +97,14 @@ class EndpointView:
     oldest_lease_s: float | None = None
     capacity_blocks: int = 0
     work: float = 0.0
+    filled: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A pool. `bound`: the work up to which an endpoint takes more, without a request to place [tokens]."""
+    """A pool. `bound`: up to which an endpoint takes more: open requests by `cost`, work [tokens] by others
+    (see `policy.Limits`).
+    """
 
     name: str
     generation: int
@@ -130,30 +134,25 @@ def look(
     learned: tuple[float | None, float | None],
 ) -> PoolView:
     """The pool of `chooser` at `now`; `learned`: prefill rate [tokens/s] and bytes per token."""
-    endpoints = []
-    for endpoint in chooser.pool.endpoints:
-        load = chooser.ledger.load(endpoint.id, now)
-        sent_tokens = chooser.sent.to(endpoint.id).uncached_tokens
-        _, foreign = chooser.signals.load(endpoint.id, sent_tokens, now)
-        share = chooser.ramp.share(endpoint.id, now)
-        endpoints.append(
-            EndpointView(
-                endpoint=endpoint,
-                inflight=load.inflight,
-                pending_tokens=load.pending,
-                residency_blocks=chooser.residency.blocks(endpoint.id),
-                share=share,
-                signal=chooser.signals.newest(endpoint.id),
-                sent=chooser.sent_own.to(endpoint.id),
-                known=known.get(endpoint.id, Known()),
-                oldest_lease_s=chooser.ledger.oldest_s(endpoint.id, now),
-                capacity_blocks=chooser.residency.capacity_blocks(endpoint.id),
-                work=(load.work + ledger.REQUEST_TOKENS * foreign) / share,
-            )
+    loads = {endpoint.id: _load(chooser, endpoint.id, now) for endpoint in chooser.pool.endpoints}
+    bound = _bound(chooser, loads)
+    endpoints = [
+        EndpointView(
+            endpoint=endpoint,
+            inflight=loads[endpoint.id].inflight,
+            pending_tokens=loads[endpoint.id].pending,
+            residency_blocks=chooser.residency.blocks(endpoint.id),
+            share=chooser.ramp.share(endpoint.id, now),
+            signal=chooser.signals.newest(endpoint.id),
+            sent=chooser.sent_own.to(endpoint.id),
+            known=known.get(endpoint.id, Known()),
+            oldest_lease_s=chooser.ledger.oldest_s(endpoint.id, now),
+            capacity_blocks=chooser.residency.capacity_blocks(endpoint.id),
+            work=loads[endpoint.id].work,
+            filled=loads[endpoint.id].bounded / bound if bound else 0.0,
         )
-    limits = chooser.settings.limits
-    total = sum(view.work for view in endpoints if view.endpoint.ready)
-    members = max(len(chooser.pool.ready), 1)
+        for endpoint in chooser.pool.endpoints
+    ]
     return PoolView(
         chooser.pool.name,
         chooser.pool.generation,
@@ -162,8 +161,34 @@ def look(
         tuple(endpoints),
         source,
         *learned,
-        bound=ledger.bound(total, members, limits.factor, limits.floor_tokens),
+        bound=bound,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """`bounded`: what the pool's policy holds against its bound."""
+
+    inflight: int
+    pending: int
+    work: float
+    bounded: float
+
+
+def _load(chooser: router.Router, endpoint: pool.EndpointId, now: float) -> _Load:
+    load = chooser.ledger.load(endpoint, now)
+    _, foreign = chooser.signals.load(endpoint, chooser.sent.to(endpoint).uncached_tokens, now)
+    work = (load.work + ledger.REQUEST_TOKENS * foreign) / chooser.ramp.share(endpoint, now)
+    bounded = float(load.inflight + foreign) if chooser.settings.policy == "cost" else work
+    return _Load(load.inflight, load.pending, work, bounded)
+
+
+def _bound(chooser: router.Router, loads: Mapping[pool.EndpointId, _Load]) -> float:
+    limits, ready = chooser.settings.limits, chooser.pool.ready
+    by_requests = chooser.settings.policy == "cost"
+    total = sum(loads[endpoint.id].bounded for endpoint in ready) + by_requests
+    floor = limits.floor_requests if by_requests else limits.floor_tokens
+    return ledger.bound(total, max(len(ready), 1), limits.factor, floor / (chooser.unheard + 1))
 
 
 def alone(chooser: router.Router) -> Views:

@@ -86,6 +86,67 @@ def _assert_parses(command: str, words: list[str], where: str) -> None:
     assert not unknown, where
 
 
+RUN = ("check", "explain", "envoy-config")  # the commands that need nothing but files
+
+
+def scripts(page: Path) -> list[tuple[str, str]]:
+    """(language, text) of a page's blocks, in order."""
+    return [
+        (kind, "\n".join(line.removeprefix(indent) for line in text.splitlines()) + "\n")
+        for indent, kind, text in BLOCK.findall(page.read_text())
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_offline_commands_run_on_the_files_that_the_page_shows(page, tmp_path, monkeypatch, capfd):
+    """A page's newest kvring.yaml and request.json stand where its commands look for them."""
+    monkeypatch.chdir(tmp_path)
+    for kind, text in scripts(page):
+        if kind == "yaml" and "pools:" in text:
+            Path("kvring.yaml").write_text(text)
+        elif kind == "json":
+            Path("request.json").write_text(text)
+        elif kind == "sh":
+            for line in text.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["kvring"] and words[1] in RUN and Path("kvring.yaml").exists():
+                    words, into = (words[:-2], words[-1]) if words[-2] == ">" else (words, None)
+                    said = cli.main(words[1:])
+                    out, err = capfd.readouterr()
+                    assert said == 0, f"{page.name}: {line}: {err}"
+                    assert out
+                    if into is not None:
+                        Path(into).write_text(out)
+
+
+def test_the_pages_have_commands_to_run():
+    lines = [
+        line for page in PAGES for kind, text in scripts(page) if kind == "sh" for line in text.splitlines()
+    ]
+    run = [line for line in lines if line.startswith(tuple(f"kvring {command} " for command in RUN))]
+    assert len(run) >= 6
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_finds_it(page):
+    for target, heading in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert heading in anchors(there), f"{page.name} links to {target}#{heading}"
+
+
+@pytest.mark.parametrize("script", ["dashboard.py", "drawings.py"])
+def test_what_scripts_draw_is_up_to_date(script):
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / script, "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_command_is_in_the_readme():
     text = (ROOT / "README.md").read_text()
     for command in cli.COMMANDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,34 @@ def test_every_alert_leads_to_a_runbook_that_says_what_to_do(alert: str) -> None
 def test_no_runbook_without_an_alert() -> None:
     pages = {page.stem for page in (ROOT / "docs/runbooks").glob("*.md")} - {"README"}
     assert pages == set(ALERTS)
+
+
+def test_promql_in_the_docs_is_promql_and_asks_for_what_exists(tmp_path: Path) -> None:
+    pages = sorted(ROOT.glob("docs/**/*.md"))
+    asked = [
+        line
+        for page in pages
+        for block in re.findall(
+            r"^```promql\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+        for line in block.splitlines()
+        if line.startswith(("histogram_quantile(", "rate(", "sum", "max", "kvring_"))
+    ]
+    asked += [
+        found.replace("\\|", "|")
+        for found in re.findall(
+            r"^\| [^|]* \| `((?:rate|sum|max|histogram_quantile|increase)[^`]*)`",
+            (ROOT / "docs/metrics.md").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    ]
+    assert len(asked) > 6
+    file = tmp_path / "docs.json"
+    rules = [{"record": f"docs:{number}", "expr": query} for number, query in enumerate(asked)]
+    file.write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}), encoding="utf-8")
+    done = promtool.run("check", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    known = lint_dashboard.known_metrics()
+    for query in asked:
+        names = {name for name in lint_dashboard.metrics_of(query) if name.startswith("kvring")}
+        assert names <= known, query

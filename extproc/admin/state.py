@@ -23,6 +23,7 @@ def pool_state(view: _views.PoolView, now: float) -> dict[str, Any]:
         "panic": view.panics,
         "open_leases": view.open_leases,
         "bound": _rounded(view.bound),
+        "bound_on": "open requests" if view.settings.policy == "cost" else "tokens of work",
         "source": {
             "kind": view.source.kind,
             "age_s": _rounded(view.source.age_s),
@@ -54,6 +55,7 @@ def _endpoint(view: _views.EndpointView, now: float) -> dict[str, Any]:
         "inflight": view.inflight,
         "pending_tokens": view.pending_tokens,
         "work": _rounded(view.work),
+        "filled": _rounded(view.filled),
         "oldest_lease_s": _rounded(view.oldest_lease_s),
         "residency_blocks": view.residency_blocks,
         "capacity_blocks": view.capacity_blocks,

@@ -6,6 +6,7 @@ Called by: router.
 """
 
 from extproc.policy import cost, least_load, random, ring, round_robin
+from extproc.policy.cost import cap
 from extproc.policy.question import KV_USAGE_FREE, Limits, Pick, Policy, Question, Reason, RingOrder
 from extproc.policy.ring import limit
 
@@ -18,6 +19,7 @@ __all__ = [
     "Question",
     "Reason",
     "RingOrder",
+    "cap",
     "limit",
 ]
 

@@ -26,7 +26,7 @@ import math
 from extproc import ledger
 from extproc.policy import question
 
-__all__ = ["STEPS_COUNTED", "pick"]
+__all__ = ["STEPS_COUNTED", "cap", "pick"]
 
 STEPS_COUNTED = 4
 """How far down the ring order a warm endpoint is looked for, to tell how many were passed over."""
@@ -54,10 +54,15 @@ def pick(asked: question.Question) -> question.Pick:
     return question.Pick(index, reason or question.Reason.WARM, STEPS_COUNTED, tuple(costs))
 
 
+def cap(asked: question.Question) -> float:
+    """The bound on open requests for this decision; the one to place counts in the mean."""
+    limits = asked.limits
+    return ledger.bound(sum(asked.inflight) + 1, len(asked.inflight), limits.factor, limits.floor_requests)
+
+
 def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
     """The costs, infinite where the cap forbids; all of them if it forbids everybody."""
-    limits = asked.limits
-    room_below = ledger.bound(sum(asked.inflight) + 1, len(costs), limits.factor, limits.floor_requests)
+    room_below = cap(asked)
     if max(asked.inflight) < room_below:
         return costs
     allowed = [

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +18,7 @@ from extproc import cli
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode
 from tests.functional import engines
-from tests.functional.conftest import PATH, Launch, Sidecar, chat, eventually
+from tests.functional.conftest import PATH, ROOT, Launch, Sidecar, chat, eventually
 
 PROMPT = "words that nobody should find"
 
@@ -100,3 +105,34 @@ async def test_who_is_not_kvring_is_told_apart(
     assert text.startswith(f"kvring state: no answer from {unused_address}: ")
     code, text = await state(capsys, "--admin", "https://x")
     assert code == 2
+
+
+OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+LIVE = re.findall(r"^(?:kvring state|curl) .*127\.0\.0\.1:9090.*$", OPERATIONS, re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+async def test_the_commands_of_the_operations_page_work_on_a_running_kvring(
+    sidecar: Launch, tmp_path: Path
+) -> None:
+    assert len(LIVE) >= 5
+    up = await engines.Engine().start()
+    try:
+        running = await sidecar({"up": up.address})
+        binary = tmp_path / "kvring"
+        binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m extproc "$@"\n')
+        binary.chmod(0o755)
+        for line in LIVE:
+            command = line.replace("127.0.0.1:9090", running.admin).replace("curl ", "curl --fail ", 1)
+            process = await asyncio.create_subprocess_shell(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, err = await process.communicate()
+            assert process.returncode == 0, (line, err)
+            assert out
+    finally:
+        await up.stop()

@@ -109,14 +109,21 @@ def test_the_oldest_open_lease_tells_its_age() -> None:
     assert book.oldest_s(NAMES[0], 5.0) is None
 
 
-def test_the_view_holds_work_against_the_bound() -> None:
-    of = made()
-    decision = decided(of)
+@pytest.mark.parametrize("policy_", ["ring", "cost"])
+def test_the_view_holds_load_against_the_bound_of_the_policy(policy_: str) -> None:
+    of = made(policy=policy_)
+    decisions = [decided(of) for _ in range(9)]
     (view,) = views.alone(of)(0.0)
-    loads = {one.endpoint.id: one.work for one in view.endpoints}
-    chosen = decision.choice.endpoint.id
-    assert loads[chosen] == of.ledger.load(chosen, 0.0).work > 512
-    assert view.bound == max(8192, 2 * sum(loads.values()) / 4)
-    decision.lease.release()
+    loads = {one.endpoint.id: one.inflight if policy_ == "cost" else one.work for one in view.endpoints}
+    least, more = (6, 1) if policy_ == "cost" else (8192, 0)
+    assert view.bound == max(least, 2 * (sum(loads.values()) + more) / 4)
+    for one in view.endpoints:
+        assert one.filled == pytest.approx(loads[one.endpoint.id] / view.bound)
+    preview = of.preview(of.read(READ), 0.0, 0.5)
+    assert isinstance(preview, router.Preview)
+    if policy_ == "cost":
+        assert preview.bound == view.bound
+    for decision in decisions:
+        decision.lease.release()
     (view,) = views.alone(of)(1000.0)
-    assert {one.work for one in view.endpoints} == {0}
+    assert {one.filled for one in view.endpoints} == {0}

@@ -4,7 +4,7 @@ import { $, badge, bar, swatch, table } from "./dom.js";
 import { compact, hue, known, percent, seconds, whole } from "./words.js";
 
 const COLUMNS = [
-  { name: "endpoint", head: true }, { name: "state", whole: true }, { name: "work / bound" }, { name: "open", number: true },
+  { name: "endpoint", head: true }, { name: "state", whole: true }, { name: "of the bound" }, { name: "open", number: true },
   { name: "prefill", number: true }, { name: "residency" }, { name: "foretold", number: true },
   { name: "found", number: true }, { name: "KV", number: true }, { name: "TTFT P50 / P99", number: true },
   { name: "signals", number: true },
@@ -12,7 +12,7 @@ const COLUMNS = [
 
 export function drawEndpoints(pool) {
   const ready = pool.endpoints.filter((one) => one.ready).length;
-  $("endpoints-sum").textContent = `${ready} of ${pool.endpoints.length} ready · ${pool.policy} · bound ${compact(pool.bound)} tokens`;
+  $("endpoints-sum").textContent = `${ready} of ${pool.endpoints.length} ready · ${pool.policy} · bound ${compact(pool.bound)} ${pool.bound_on}`;
   table($("endpoints"), COLUMNS, pool.endpoints.map((one, place) => ({ cells: cells(one, place, pool) })));
   const source = pool.source;
   const age = known(source.age_s) && source.age_s > 1 ? `, heard ${seconds(source.age_s)} ago` : "";
@@ -22,7 +22,7 @@ export function drawEndpoints(pool) {
 
 function cells(one, place, pool) {
   const told = one.signals ?? {};
-  const load = pool.bound > 0 ? one.work / pool.bound : 0;
+  const load = one.filled;
   const held = one.capacity_blocks ? one.residency_blocks / one.capacity_blocks : 0;
   return [
     [swatch(hue(place)), one.name],

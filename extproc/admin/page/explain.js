@@ -40,7 +40,7 @@ function draw(target, told, placeOf) {
     told.unkeyed ? ["No chain", told.unkeyed.replaceAll("_", " ")] : ["Chain", `${whole(told.chain.length)} blocks of ${told.block_bytes} bytes, about ${whole(told.prompt_tokens)} tokens${told.cut ? ", cut off" : ""}`],
     ["Key", told.key ? [h("span", { class: "mono" }, told.key), told.anchor === null ? ` from ${told.keyed_by.replaceAll("_", " ")}` : ` at block ${told.anchor}`] : "none: routed by load"],
     ["Ring order", told.ring.length ? told.ring.join(" › ") : "–"],
-    ["Bound on work", `${whole(told.bound)} tokens`],
+    ["Bound", `${whole(told.bound)} ${told.bound_on}`],
   ];
   target.replaceChildren(
     h("h3", {}, "What would happen now"),

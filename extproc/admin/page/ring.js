@@ -27,7 +27,7 @@ export function drawRing(pool, slots, choices) {
     arcs(slots),
     recent.filter((one) => one.ring_at !== null && places.has(one.endpoint)).slice(0, LINES_MOST)
       .map((one) => chord(one, places.get(one.endpoint), circle, nodeRadius)),
-    endpoints.map((one, place) => node(one, place, endpoints.length, circle, nodeRadius, pool.bound)),
+    endpoints.map((one, place) => node(one, place, endpoints.length, circle, nodeRadius)),
     endpoints.length > 1 ? s("text", { x: CENTRE, y: CENTRE + 4, class: "big" }, whole(pool.open_leases)) : null,
     endpoints.length > 1 ? s("text", { x: CENTRE, y: CENTRE + 22, class: "name" }, "requests open") : null);
   $("ring").replaceChildren(picture);
@@ -59,9 +59,9 @@ function chord(one, to, circle, nodeRadius) {
   });
 }
 
-function node(one, place, count, circle, radius, bound) {
+function node(one, place, count, circle, radius) {
   const [x, y] = at(place / count, circle);
-  const share = bound > 0 ? Math.min(1, one.work / bound) : 0;
+  const share = Math.min(1, one.filled);
   const around = 2 * Math.PI * radius;
   return s("g", {},
     s("title", {}, `${one.name}: ${one.ready ? percent(share) + " of the bound" : "out: " + one.against.join(", ")}`),
@@ -79,8 +79,8 @@ const shortened = (name) => (name.length > 16 ? `${name.slice(0, 7)}…${name.sl
 function inWords(pool, recent) {
   const ready = pool.endpoints.filter((one) => one.ready).length;
   const counts = (reason) => recent.filter((one) => one.reason === reason).length;
-  const busiest = [...pool.endpoints].sort((a, b) => b.work - a.work)[0];
-  const most = busiest ? ` Busiest: ${busiest.name}, at ${percent(busiest.work / pool.bound)} of the bound.` : "";
+  const busiest = [...pool.endpoints].sort((a, b) => b.filled - a.filled)[0];
+  const most = busiest ? ` Busiest: ${busiest.name}, at ${percent(busiest.filled)} of the bound.` : "";
   return `${pool.endpoints.length} endpoints, ${ready} ready.${most} Of the last ${recent.length} requests`
     + ` ${counts("home")} went home, ${counts("warm")} to a warmer endpoint, ${counts("overflow")} overflowed.`;
 }
@@ -93,7 +93,7 @@ function drawTable(pool, slots, recent) {
   const rows = pool.endpoints.map((one, place) => {
     const count = (reason) => whole(recent.filter((made) => made.endpoint === one.name && made.reason === reason).length);
     const owned = slots.length ? slots.filter((slot) => slot === place).length / slots.length : null;
-    return { cells: [[swatch(hue(place)), one.name], percent(owned), count("home"), count("warm"), count("overflow"), percent(one.work / pool.bound)] };
+    return { cells: [[swatch(hue(place)), one.name], percent(owned), count("home"), count("warm"), count("overflow"), percent(one.filled)] };
   });
   table($("ring-table"), columns, rows);
 }
