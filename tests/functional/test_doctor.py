@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -205,3 +206,23 @@ async def serving(routes: dict[str, object]) -> AsyncIterator[str]:
         yield f"{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+async def test_watching_looks_again_until_it_is_interrupted() -> None:
+    async with running(1) as (one,):
+        await ask(one.address, 30)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "extproc", "doctor", one.address, "--watch", "1", "--no-simulation",
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdout is not None
+        looks = 0
+        async with asyncio.timeout(60):
+            while looks < 3:
+                line = (await child.stdout.readline()).decode()
+                assert line, "it ended by itself"
+                looks += "1 replica, vLLM" in line
+            child.send_signal(signal.SIGINT)
+            _, err = await child.communicate()
+    assert child.returncode == 0, err.decode()
+    assert "Traceback" not in err.decode()
