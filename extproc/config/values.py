@@ -58,8 +58,8 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     certificate_file: Annotated[
         str | None,
         meta.meaning(
-            "PEM certificate chain; read again when it changes. Unset: a self-signed one is made at the start,"
-            " for gateways that don't verify."
+            "PEM certificate chain; read again when it changes. Unset: a self-signed one is made at the"
+            " start, for gateways that don't verify."
         ),
     ] = None
     key_file: Annotated[str | None, meta.meaning("PEM key of that certificate.")] = None
