@@ -44,13 +44,15 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def load(running: several.Several, clients: int = 4, talks: int = 12):
-    """A Load on the door of all processes; at the end of the block it is over."""
+async def load(running: several.Several, clients: int = 4):
+    """A Load on the door of all processes; at the end of the block it is over. It asks of some conversations
+    at a time, now and then of another one.
+    """
     made, rng = Load(), random.Random(0)
 
     async def ask() -> None:
         while not made.over:
-            answer = await running.chat(talk(rng.randrange(talks)))
+            answer = await running.chat(talk(rng.randrange(12) + made.answers // 20))
             assert answer.status == 200, answer.body
             made.answers += 1
 

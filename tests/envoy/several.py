@@ -175,6 +175,14 @@ class Several:
         await client.until(known, "all hear all")
         return time.monotonic() - began_s
 
+    async def counted(self, leases: int) -> None:
+        """Return when everybody counts exactly so many open leases."""
+
+        async def so() -> bool:
+            return all(state["pools"][0]["open_leases"] == leases for state in await self.states())
+
+        await client.until(so, f"{leases} open leases by everybody's count")
+
     async def alike(self) -> None:
         """Return when all think the same of what each endpoint holds and has to do."""
 

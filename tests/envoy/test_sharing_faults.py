@@ -39,17 +39,17 @@ class Stage:
     async def fault(self, name: str):
         """Load, and open requests, while the block breaks and mends something; then all is as before."""
         running = self.running
-        async with pressure.parked(running, EACH), pressure.load(running) as load:
-            await running.whole(2 * EACH)
-            yield load
-            took_s = await running.whole(2 * EACH)
-            print(f"{name}: {took_s:.2f} s until all heard all")  # noqa: T201
-            assert took_s < AGREED_S
-            await load.more()
+        async with pressure.parked(running, EACH):
+            async with pressure.load(running) as load:
+                await running.whole(2 * EACH)
+                yield load
+                took_s = await running.whole(2 * EACH)
+                print(f"{name}: {took_s:.2f} s until all heard all")  # noqa: T201
+                assert took_s < AGREED_S
+                await load.more()
+            await running.counted(3 * EACH)
         await running.settled()
         await running.alike()
-        for state in await running.states():
-            assert state["sharing"]["peer_leases"] == 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -103,18 +103,12 @@ async def test_a_replica_is_cut_off_from_the_store(stage):
 
 
 async def test_a_replica_with_a_hundred_leases_is_killed_and_a_new_one_is_warm(stage):
-    running = stage.running
-    async with pressure.load(running) as load:
-        await load.more()
-        async with pressure.parked(running, 100, places=[2], tokens=200):
-
-            async def counted() -> bool:
-                states = await running.states()
-                return all(state["pools"][0]["open_leases"] >= 100 for state in states)
-
-            await client.until(counted, "a hundred open for everybody")
+    running, clock = stage.running, asyncio.get_running_loop().time
+    async with pressure.parked(running, 100, places=[2], tokens=200):
+        await running.counted(100)
+        async with pressure.load(running) as load:
+            await load.more()
             await running.end(running.kvrings[2], signal.SIGKILL)
-            clock = asyncio.get_running_loop().time
             died_s = clock()
 
             async def expired() -> bool:
@@ -125,11 +119,12 @@ async def test_a_replica_with_a_hundred_leases_is_killed_and_a_new_one_is_warm(s
             took_s = clock() - died_s
             print(f"killed: {took_s:.2f} s until its leases were gone")  # noqa: T201
             assert 1 < took_s < AGREED_S
+            await load.more()
             new = await running.start(at=2)
             state = await running.state(new)  # as it stands when it says that it is ready
             assert state["sharing"]["warm"]
             assert state["sharing"]["peers"] == 2
-    # its first requests hit
+        await running.counted(0)  # what it had is still answered, and nobody's
 
     async def served() -> bool:
         answer = await running.chat("hello", url=running.url_of(2))
@@ -158,31 +153,26 @@ def workers(parent: int) -> dict[int, int]:
 async def test_a_worker_dies_the_others_are_right_and_the_next_one_is_warm(tmp_path):
     async with several.several(tmp_path, None, workers=3, engines=4, speed=1.0) as running:
         parent = running.kvrings[0].child.pid
-        async with pressure.load(running) as load, pressure.parked(running, EACH):
-            await running.whole(2 * EACH)
-            await load.more()
-            before = workers(parent)
-            dead = running.kvrings.pop(1)
-            os.kill(before[1], signal.SIGKILL)
+        async with pressure.parked(running, EACH):
+            await running.counted(3 * EACH)
+            async with pressure.load(running) as load:
+                await load.more()
+                before, dead = workers(parent), running.kvrings[1]
+                os.kill(before[1], signal.SIGKILL)
 
-            async def expired() -> bool:
-                return all(state["sharing"]["peers"] == 1 for state in await running.states())
+                async def again() -> bool:
+                    if workers(parent).get(1, before[1]) == before[1]:
+                        return False
+                    with contextlib.suppress(aiohttp.ClientError):
+                        return (await running.state(dead))["ready"]
+                    return False
 
-            await client.until(expired, "the dead one is gone")
-            await running.whole(EACH)
-            await load.more()
-
-            async def again() -> bool:
-                with contextlib.suppress(aiohttp.ClientError):
-                    return (await running.state(dead))["ready"]
-                return False
-
-            await client.until(again, "another worker in its place")
-            assert workers(parent)[1] != before[1]
-            state = await running.state(dead)
-            assert state["sharing"]["warm"]
-            assert sum(one["residency_blocks"] for one in state["pools"][0]["endpoints"]) > 100
-            running.kvrings.insert(1, dead)
-            await running.whole(EACH)
+                await client.until(again, "another worker in its place")
+                state = await running.state(dead)
+                assert state["sharing"]["warm"]
+                assert sum(one["residency_blocks"] for one in state["pools"][0]["endpoints"]) > 100
+                await running.acquainted()
+                await load.more()
+            await running.counted(2 * EACH)
         await running.settled()
         await running.alike()
