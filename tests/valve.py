@@ -3,6 +3,7 @@
 async with valve.valve(server.socket) as between:
     between.url             # where the process connects
     between.shut()          # nothing passes any more, nobody is told: a network that swallows packets
+    between.shut(0)         # only the connection made first
     between.cut()           # connections are reset, new ones too: a network that refuses
     between.open()          # as before; what waited passes
     between.connections     # made so far
@@ -26,9 +27,9 @@ class Valve:
         self.port = 0
         self.connections = 0
         self._target, self._tls = target, tls
-        self._flows = asyncio.Event()
-        self._flows.set()
-        self._refuses = False
+        self._shut: set[int] = set()
+        self._all_shut = self._refuses = False
+        self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -37,8 +38,12 @@ class Valve:
     def url(self) -> str:
         return f"{'valkeys' if self._tls else 'valkey'}://127.0.0.1:{self.port}"
 
-    def shut(self) -> None:
-        self._flows.clear()
+    def shut(self, connection: int | None = None) -> None:
+        self._opened.clear()
+        if connection is None:
+            self._all_shut = True
+        else:
+            self._shut.add(connection)
 
     def cut(self) -> None:
         self._refuses = True
@@ -46,8 +51,9 @@ class Valve:
             writer.transport.abort()
 
     def open(self) -> None:
-        self._refuses = False
-        self._flows.set()
+        self._refuses = self._all_shut = False
+        self._shut.clear()
+        self._opened.set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._tls)
@@ -61,7 +67,7 @@ class Valve:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
+        number, self.connections = self.connections, self.connections + 1
         if self._refuses:
             writer.transport.abort()
             return
@@ -73,17 +79,18 @@ class Valve:
             )
             for source, sink in ((reader, there[1]), (there[0], writer)):
                 self._writers.add(sink)
-                task = asyncio.create_task(self._pump(source, sink))
+                task = asyncio.create_task(self._pump(number, source, sink))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             return
         writer.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, number: int, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(OSError):
                 while data := await source.read(65_536):
-                    await self._flows.wait()
+                    while self._all_shut or number in self._shut:
+                        await self._opened.wait()
                     sink.write(data)
                     await sink.drain()
         finally:

@@ -9,6 +9,7 @@ import pytest
 
 from extproc.config import store as settings_
 from extproc.share import link
+from tests import valkey_server, valve
 
 store = pytest.importorskip("extproc.share.store", reason="needs the extra valkey")
 
@@ -80,3 +81,30 @@ async def test_a_password_file_that_is_no_text_is_a_problem_and_is_read_again(
     monkeypatch.setattr(store, "_secret", secret)
     state = await tries(settings_.Store(url="redis://127.0.0.1:1", password_file=str(file)), seen)
     assert state.problem == "UnicodeDecodeError"
+
+
+async def test_who_hears_nothing_any_more_connects_again_though_publishing_works(tmp_path: Path) -> None:
+    async with (
+        valkey_server.running(tmp_path) as server,
+        valve.valve(server.socket) as between,
+    ):
+        made = store.StoreLink(settings_.Store(url=between.url), lambda: 0.0)
+        heard: list[bytes] = []
+        running = asyncio.create_task(made.run(heard.append, lambda: None))
+
+        async def own_echo() -> None:
+            before = len(heard)
+            async with asyncio.timeout(30):
+                while len(heard) == before:
+                    made.send(b"x")
+                    await asyncio.sleep(0.05)
+
+        await own_echo()
+        between.shut(0)  # the one that is subscribed: it is made first
+        heard.clear()
+        sent = made.state.sent
+        await own_echo()
+        assert made.state.sent > sent + 10  # while nothing was heard
+        assert made.state.connects == 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
