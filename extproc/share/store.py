@@ -128,11 +128,13 @@ class StoreLink:
 
     async def _listen(self, listener: Any, heard: link.Heard) -> None:
         while True:
-            async with asyncio.timeout(_DEAF_S):
-                message = await listener.parse_response(block=True)
+            # block=True would wait for `socket_timeout`, which is for answers: we may be silent for longer
+            message = await listener.parse_response(block=False, timeout=_DEAF_S)
             match message:
                 case [b"message", _, bytes(data)]:
                     heard(data)
+                case None:
+                    raise TimeoutError("not even our own messages come")
 
     async def _publish(self, client: Any, channel: str) -> None:
         while True:

@@ -88,7 +88,7 @@ async def test_who_hears_nothing_any_more_connects_again_though_publishing_works
         valkey_server.running(tmp_path) as server,
         valve.valve(server.socket) as between,
     ):
-        made = store.StoreLink(settings_.Store(url=between.url), lambda: 0.0)
+        made = store.StoreLink(settings_.Store(url=between.url, timeout_s=30.0), lambda: 0.0)
         heard: list[bytes] = []
         running = asyncio.create_task(made.run(heard.append, lambda: None))
 
@@ -106,5 +106,21 @@ async def test_who_hears_nothing_any_more_connects_again_though_publishing_works
         await own_echo()
         assert made.state.sent > sent + 10  # while nothing was heard
         assert made.state.connects == 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_silence_longer_than_an_answer_may_take_is_no_fault(tmp_path: Path) -> None:
+    async with valkey_server.running(tmp_path) as server:
+        made = store.StoreLink(settings_.Store(url=server.url, timeout_s=0.1), lambda: 0.0)
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        joined = asyncio.Event()
+        running = asyncio.create_task(made.run(heard.put_nowait, joined.set))
+        await joined.wait()
+        await asyncio.sleep(0.5)  # as long as a replica may have nothing to say
+        made.send(b"x")
+        async with asyncio.timeout(5):
+            assert await heard.get() == b"x"
+        assert made.state.connects == 1
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
