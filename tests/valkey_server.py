@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import valkey.asyncio
+import valkey.asyncio.retry
+import valkey.backoff
 
 __all__ = ["Server", "binary", "free_port", "running"]
 
@@ -70,7 +72,12 @@ class Server:
     async def ask(self, *words: str, port: int = 0, **login: str):
         """Its answer to a command; `port`: of another server on this machine, a Sentinel, for example."""
         where = {"host": "127.0.0.1", "port": port} if port else {"unix_socket_path": str(self.socket)}
-        async with valkey.asyncio.Valkey(**where, **login, decode_responses=True) as client:
+        # asked again if the connection is lost: Sentinels end all of those of a server that they demote
+        again = valkey.asyncio.retry.Retry(valkey.backoff.ConstantBackoff(0.1), 3)
+        errors = [valkey.exceptions.ConnectionError]
+        async with valkey.asyncio.Valkey(
+            **where, **login, decode_responses=True, retry=again, retry_on_error=errors
+        ) as client:
             return await client.execute_command(*words)
 
     async def _answers(self) -> bool:

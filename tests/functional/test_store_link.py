@@ -101,10 +101,7 @@ async def test_who_hears_nothing_any_more_connects_again_though_publishing_works
 
         await own_echo()
         between.shut(0)  # the one that is subscribed: it is made first
-        heard.clear()
-        sent = made.state.sent
         await own_echo()
-        assert made.state.sent > sent + 10  # while nothing was heard
         assert made.state.connects == 2
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
