@@ -120,7 +120,7 @@ async def run(  # noqa: PLR0915  (what is built, started and drained, in order, 
         answered,
         telling.Teller(counted, latest, log_share=settings.log_choices, chance=chance, tracer=tracer),
         None if sharing is None else sharing.poke,
-        _credentials(settings),
+        _credentials(settings, counted),
     )
     signals = _signals()
 
@@ -243,15 +243,16 @@ def _tracer(wanted: values.Traces | None) -> tracing.Tracer | None:
     return tracing.Tracer(wanted.endpoint, wanted.share, wanted.service, time.time_ns)
 
 
-def _credentials(settings: config.Config) -> grpc.ServerCredentials | None:
+def _credentials(settings: config.Config, counted: metrics.Metrics) -> grpc.ServerCredentials | None:
     given = settings.tls
     if given is None:
         return None
     names = dict.fromkeys(("localhost", socket.gethostname()))
     files = (given.certificate_file, given.key_file, given.client_ca_file)
     wanted = tls.Settings(*(None if name is None else Path(name) for name in files))
+    ends = counted.certificate_end.labels("self_signed" if given.certificate_file is None else "file")
     try:
-        return tls.credentials(wanted, list(names), time.time())
+        return tls.credentials(wanted, list(names), time.time, ends.set)
     except tls.TlsError as error:
         raise config.ConfigError(str(error)) from error
 

@@ -61,14 +61,13 @@ class Metrics:
         """
         views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
         self.registry = CollectorRegistry()
-        info = Gauge(
-            "kvring_build_info", "Always 1; what is running.", ["version", "python"], registry=self.registry
+        _tell_process(self.registry, started_s)
+        self.certificate_end = Gauge(
+            "kvring_certificate_end_time_seconds",
+            "When the certificate of the TLS port expires, Unix time.",
+            ["source"],
+            registry=self.registry,
         )
-        info.labels(__version__, platform.python_version()).set(1)
-        started = Gauge(
-            "kvring_start_time_seconds", "When this process started, Unix time.", registry=self.registry
-        )
-        started.set(started_s)
         choices = Counter(
             "kvring_choices_total",
             "Endpoints chosen, by why that one.",
@@ -296,6 +295,13 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text for a Prometheus scrape."""
         return generate_latest(self.registry)
+
+
+def _tell_process(registry: CollectorRegistry, started_s: float) -> None:
+    info = Gauge("kvring_build_info", "Always 1; what is running.", ["version", "python"], registry=registry)
+    info.labels(__version__, platform.python_version()).set(1)
+    started = Gauge("kvring_start_time_seconds", "When this process started, Unix time.", registry=registry)
+    started.set(started_s)
 
 
 def _value(metric: Counter | Gauge) -> float:

@@ -2,7 +2,9 @@
 
 Gateways differ: some dial plaintext, some TLS that they don't verify, so kvring serves both ports at once.
 gRPC asks at every handshake whether there is a newer certificate; the files are read again when one of them
-has changed, and only taken over if key and certificate belong together, so half a pair cuts nobody off.
+has changed, each once, and only taken over if key and certificate belong together, so half a pair cuts nobody
+off. A certificate that has expired, or soon will, is used all the same: many gateways don't look. But it is
+told, in the log whenever that changes and as a metric.
 
 Never: a start without a usable certificate; an open connection harmed by a new one.
 Called by: app. Source: grpc.dynamic_ssl_server_credentials; Gateway API Inference Extension, whose pickers
@@ -11,21 +13,21 @@ serve a self-signed certificate by default.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
-import ssl
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-__all__ = ["Settings", "TlsError", "credentials", "self_signed"]
+__all__ = ["Settings", "TlsError", "credentials"]
 
 _log = logging.getLogger("kvring")
 
-_VALID_DAYS = 3650  # nobody renews it but a restart, and nobody verifies it
+_SOON_S = 7 * 86_400.0
+_TOLD = {"expired": "certificate has expired", "soon": "certificate expires soon"}
 
 
 class TlsError(ValueError):
@@ -43,84 +45,79 @@ class Settings:
     client_ca: Path | None = None
 
 
-def credentials(settings: Settings, names: Sequence[str], now_s: float) -> grpc.ServerCredentials:
+def credentials(
+    settings: Settings,
+    names: Sequence[str],
+    clock: Callable[[], float],
+    taken: Callable[[float], None] = lambda _ends_s: None,
+) -> grpc.ServerCredentials:
     """Credentials for a secure port.
 
-    Args: names: DNS names of a self-signed certificate; now_s: Unix time [s], from when on it is valid.
-    Raises: TlsError.
+    Args: names: DNS names of a self-signed certificate; clock: Unix time [s]; taken: told when a certificate
+        expires [s, Unix time] that is used from now on, from any thread.
+    Raises: TlsError, also without the package that reads certificates.
     """
-    files = _Files(settings, *self_signed(names, now_s)) if settings.certificate is None else _Files(settings)
+    try:
+        from extproc import certificate  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise TlsError("tls: needs the extra tls (pip install '.[tls]' in the checkout)") from error
+    made = certificate.self_signed(names, clock()) if settings.certificate is None else None
+    files = _Files(settings, certificate, made, clock, taken)
     return grpc.dynamic_ssl_server_credentials(
         files.read(), files.changed, require_client_authentication=settings.client_ca is not None
     )
 
 
-def self_signed(names: Sequence[str], now_s: float) -> tuple[bytes, bytes]:
-    """Key and certificate, PEM, for these DNS names. Raises: TlsError without the package for it."""
-    try:
-        from cryptography import x509  # noqa: PLC0415  (an extra)
-        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-    except ImportError as error:
-        raise TlsError(
-            "tls: without certificate_file a self-signed certificate is made, which needs"
-            " pip install '.[tls]'"
-        ) from error
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kvring")])
-    now = dt.datetime.fromtimestamp(now_s, dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))  # clocks differ
-        .not_valid_after(now + dt.timedelta(days=_VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(each) for each in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(pem, *plain), certificate.public_bytes(pem)
-
-
 class _Files:
     """The files as they were read last. gRPC calls `changed` from threads of its own, one at a time."""
 
-    def __init__(self, settings: Settings, key: bytes = b"", certificate: bytes = b"") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        certificate: types.ModuleType,
+        made: tuple[bytes, bytes] | None,
+        clock: Callable[[], float],
+        taken: Callable[[float], None],
+    ) -> None:
         self._settings = settings
-        self._made = key, certificate
+        self._certificate = certificate
+        self._made = made
+        self._clock = clock
+        self._taken = taken
+        self._ends_s = 0.0
+        self._told = ""
         self._stamp = self._look()
 
     def read(self) -> Any:
-        """The certificate configuration. Raises: TlsError."""
+        """The certificate configuration, taken over. Raises: TlsError."""
         settings = self._settings
-        key, certificate = self._made
-        if settings.certificate is not None and settings.key is not None:
-            key, certificate = _read(settings.key), _read(settings.certificate)
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                    settings.certificate, settings.key, password=lambda: b""
-                )
-            except (ssl.SSLError, OSError) as error:
-                raise TlsError(
-                    f"tls: {settings.certificate} and {settings.key} are no certificate and its key: {error}"
-                ) from error
+        if self._made is not None:
+            key, chain = self._made
+        else:
+            key, chain = _read(settings.key), _read(settings.certificate)
+        try:
+            ends_s = self._certificate.ends_s(key, chain)
+        except ValueError as error:
+            raise TlsError(
+                f"tls: {settings.certificate} and {settings.key} are no certificate and its key: {error}"
+            ) from error
         trusted = None
         if settings.client_ca is not None:
             trusted = _read(settings.client_ca)
             try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(settings.client_ca)
-            except (ssl.SSLError, OSError) as error:
+                self._certificate.trusted(trusted)
+            except ValueError as error:
                 raise TlsError(f"tls: {settings.client_ca} is no PEM certificate: {error}") from error
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], trusted)
+        self._ends_s = ends_s
+        self._taken(ends_s)
+        self._tell()
+        return grpc.ssl_server_certificate_configuration([(key, chain)], trusted)
 
     def changed(self) -> Any:
         """A new certificate configuration, or None to go on with what there is."""
         stamp = self._look()
         if stamp == self._stamp:
+            self._tell()
             return None
         self._stamp = stamp
         try:
@@ -130,6 +127,15 @@ class _Files:
             return None
         _log.info("certificate taken over")
         return configuration
+
+    def _tell(self) -> None:
+        """Log it, once, when the certificate in use comes to its end."""
+        left_s = self._ends_s - self._clock()
+        found = "expired" if left_s <= 0 else "soon" if left_s < _SOON_S else ""
+        if found and found != self._told:
+            extra = {"file": str(self._settings.certificate), "days_left": round(left_s / 86_400, 1)}
+            _log.warning(_TOLD[found], extra=extra)
+        self._told = found
 
     def _look(self) -> list[tuple[int, int, int] | None]:
         settings = self._settings
@@ -144,7 +150,9 @@ def _stamp(path: Path | None) -> tuple[int, int, int] | None:
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path | None) -> bytes:
+    if path is None:
+        raise TlsError("tls: a certificate needs its key, and a key its certificate")
     try:
         return path.read_bytes()
     except OSError as error:

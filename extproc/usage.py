@@ -65,7 +65,9 @@ class Reader:
                 self._kept = text[at:]
                 return
             self._gathers = False
-            if end is not None and end > at:
+            if end is None:
+                at += _BYTES_MAX  # all of it: keys within would each be followed as far again
+            elif end > at:
                 self._take(text[at:end])
                 at = end
 

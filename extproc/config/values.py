@@ -58,8 +58,8 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     certificate_file: Annotated[
         str | None,
         meta.meaning(
-            "PEM certificate chain; read again when it changes. Unset: a self-signed one is made at the start"
-            " (`pip install '.[tls]'`), for gateways that don't verify."
+            "PEM certificate chain; read again when it changes. Unset: a self-signed one is made at the"
+            " start, for gateways that don't verify."
         ),
     ] = None
     key_file: Annotated[str | None, meta.meaning("PEM key of that certificate.")] = None
@@ -76,9 +76,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     grpc_listen: Annotated[str, msgspec.Meta(description=f"ext_proc server: {_LISTEN_HELP}.")] = (
         "0.0.0.0:9002"
     )
-    tls: Annotated[Tls | None, meta.meaning("A TLS port beside the plaintext one. Unset: there is none.")] = (
-        None
-    )
+    tls: Annotated[
+        Tls | None, meta.meaning("A TLS port beside the plaintext one; needs the extra `tls`. Unset: none.")
+    ] = None
     health_listen: Annotated[str, msgspec.Meta(description="gRPC health server, always plaintext.")] = (
         "0.0.0.0:9003"
     )

@@ -7,6 +7,7 @@ import contextlib
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import extproc
+from extproc import certificate as certificate_
 from extproc import tls
-from tests import ext_proc_client
+from tests import certificates, ext_proc_client
 from tests.ext_proc_client import Mode
-from tests.functional.conftest import PATH, ROOT, Launch, chat
+from tests.functional.conftest import PATH, ROOT, Launch, Sidecar, chat
 
 NOW_S = 1.7e9  # ten years from then on
 BODY = chat("a" * 2000)
@@ -25,7 +28,7 @@ BODY = chat("a" * 2000)
 
 def certificate(directory: Path, name: str, host: str = "localhost") -> tuple[Path, Path]:
     """Paths of a self-signed certificate and its key."""
-    key, pem = tls.self_signed([host], NOW_S)
+    key, pem = certificate_.self_signed([host], NOW_S)
     paths = directory / f"{name}.pem", directory / f"{name}.key"
     for path, data in zip(paths, (pem, key), strict=True):
         path.write_bytes(data)
@@ -78,9 +81,7 @@ async def test_a_new_certificate_is_taken_over_and_a_bad_one_is_not(
     live, live_key = tmp_path / "live.pem", tmp_path / "live.key"
 
     def put(path: Path, source: Path) -> None:
-        staged = path.with_suffix(".staged")
-        staged.write_bytes(source.read_bytes())
-        staged.replace(path)
+        certificates.put(path, source.read_bytes())
 
     put(live, first)
     put(live_key, first_key)
@@ -180,17 +181,45 @@ def test_what_can_not_work_stops_the_start_and_says_why(
 def test_without_the_extra_the_way_to_get_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(extproc, "certificate", raising=False)
+    monkeypatch.delitem(sys.modules, "extproc.certificate", raising=False)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(tls.TlsError, match=r"\.\[tls\]"):
-        tls.credentials(tls.Settings(), ["localhost"], NOW_S)
+        tls.credentials(tls.Settings(), ["localhost"], lambda: NOW_S)
 
 
 def test_a_client_ca_with_comments_that_are_no_ascii_is_taken_and_an_empty_one_is_not(tmp_path: Path) -> None:
     pem, key = certificate(tmp_path, "server")
     trusted, _ = certificate(tmp_path, "ca")
     trusted.write_bytes("# Főtanúsítvány\n".encode() + trusted.read_bytes())
-    assert tls.credentials(tls.Settings(pem, key, trusted), ["localhost"], NOW_S) is not None
+    assert tls.credentials(tls.Settings(pem, key, trusted), ["localhost"], lambda: NOW_S) is not None
     for nothing in (b"", b"no PEM", b"\xff"):
         trusted.write_bytes(nothing)
         with pytest.raises(tls.TlsError, match="PEM certificate"):
-            tls.credentials(tls.Settings(pem, key, trusted), ["localhost"], NOW_S)
+            tls.credentials(tls.Settings(pem, key, trusted), ["localhost"], lambda: NOW_S)
+
+
+async def test_an_expired_certificate_is_used_and_told_in_the_log_and_as_a_metric(
+    sidecar: Launch, unused_address: str, tmp_path: Path
+) -> None:
+    authority = certificates.Authority()
+    pem, key = authority.write(tmp_path, "tls", days=-1)
+    running = await sidecar(
+        {"a": unused_address},
+        tls={"listen": "127.0.0.1:0", "certificate_file": str(pem), "key_file": str(key)},
+    )
+    (told,) = [line for line in running.events() if line["event"] == "certificate has expired"]
+    assert (told["level"], told["days_left"], told["file"]) == ("warning", -1.0, str(pem))
+    assert await shown(running.tls) == pem.read_bytes().strip()
+    assert await ends_in_days(running) == pytest.approx(-1, abs=0.1)
+
+    authority.write(tmp_path, "tls", days=30)
+    assert await shown(running.tls) == pem.read_bytes().strip()
+    assert await ends_in_days(running) == pytest.approx(30, abs=0.1)
+
+
+async def ends_in_days(running: Sidecar) -> float:
+    name = 'kvring_certificate_end_time_seconds{source="file"} '
+    _, page = await running.get("/metrics")
+    (line,) = [line for line in page.splitlines() if line.startswith(name)]
+    return (float(line.removeprefix(name)) - time.time()) / 86_400
