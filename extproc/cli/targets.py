@@ -108,9 +108,8 @@ class Targets:
         except _SilentError as error:
             heard.problems[name] = str(error)
             return
-        except (
-            _ProblemError
-        ) as error:  # whoever answers may yet be a Prometheus server behind a path of its own
+        except _ProblemError as error:
+            # Whoever answers may yet be a Prometheus server behind a path of its own.
             if not (bare and await self._found_prometheus(url)):
                 heard.problems[name] = str(error)
             return
@@ -199,7 +198,11 @@ class _SilentError(_ProblemError):
 async def _body(session: aiohttp.ClientSession, url: str, form: Mapping[str, str | float] | None) -> bytes:
     method = "GET" if form is None else "POST"
     try:
-        async with session.request(method, url, data=form) as answer:
+        # A redirect is not followed: `--header` is for the address that was named, not for where it points.
+        async with session.request(method, url, data=form, allow_redirects=False) as answer:
+            if 300 <= answer.status < 400:
+                where = without_user(answer.headers.get("location", "nowhere"))
+                raise _ProblemError(f"redirects to {where}: name that address if you trust it")
             body = bytearray()
             async for chunk in answer.content.iter_chunked(2**16):
                 body += chunk
@@ -212,8 +215,6 @@ async def _body(session: aiohttp.ClientSession, url: str, form: Mapping[str, str
         raise _SilentError(f"no answer within {_TIMEOUT_S:.0f} s") from None
     except aiohttp.InvalidURL:
         raise _SilentError("neither a file nor an address") from None
-    except aiohttp.TooManyRedirects:
-        raise _SilentError("redirects without end") from None
     except aiohttp.ClientConnectorDNSError:
         raise _SilentError("neither a file nor a host that is known here") from None
     except aiohttp.ClientConnectorError as error:

@@ -32,7 +32,8 @@ class Ask:
     `prompt`: its tokens. `output_tokens` [>= 1]: of the answer. `group`: requests of one group share a prefix
     worth keeping; affinity is measured within it, "" for none. `answer`: piece id of the output, 0 if no
     later prompt repeats it. The rest is what `chooser.Request` shows of the text. `read`: as the production
-    reader read it, for prompts that come from a body.
+    reader read it, for prompts that come from a body. `patience_s` [s, > 0]: the client hangs up so long
+    after it asked, wherever the answer stands; None for one that waits to the end.
     """
 
     prompt: content.Content
@@ -45,6 +46,7 @@ class Ask:
     system: int = 0
     user: int = 0
     read: router.Request | None = None
+    patience_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,18 @@ class Simulation:
         if rejection is not None:
             del replica.flights[one.request_id]
             self._fail(one, rejection.value)
+        elif ask.patience_s is not None:
+            self._clock.after(ask.patience_s, functools.partial(self._hang_up, replica, one))
+        self._watch(replica)
+
+    def _hang_up(self, replica: fleet.Replica, one: flight.Flight) -> None:
+        """Its client goes, if it still waits."""
+        self._advance(replica)
+        if replica.engine is None or replica.flights.get(one.request_id) is not one:
+            return
+        replica.engine.abort(one.request_id)
+        del replica.flights[one.request_id]
+        self._fail(one, "hung_up")
         self._watch(replica)
 
     def _count(self, replica: fleet.Replica, one: flight.Flight, uncached: int) -> None:

@@ -178,6 +178,26 @@ async def test_hostile_answers_and_damaged_files_are_problems_by_name(tmp_path) 
     assert "http://[::1" in problems
 
 
+async def test_a_header_goes_to_the_address_named_and_no_redirect_takes_it_elsewhere() -> None:
+    seen: list[str | None] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("x-secret"))
+        return web.Response(text="vllm:num_requests_running 1\n")
+
+    async with serving({"/metrics": elsewhere}) as other:
+
+        async def moved(_: web.Request) -> web.Response:
+            raise web.HTTPFound(f"http://me:hidden@{other}/metrics")
+
+        async with serving({"/metrics": moved}) as named:
+            code, out, err = await doctor(named, "--header", "x-secret: 7", "--json", "--no-simulation")
+    assert code == 2, err
+    assert f"redirects to http://{other}/metrics" in out + err
+    assert "hidden" not in out + err
+    assert seen == []
+
+
 async def test_the_table_is_for_people_and_names_the_first_finding() -> None:
     code, out, err = await doctor(fleets.DATA / "caching-off")
     assert code == 1

@@ -140,6 +140,24 @@ class TestScripts:
         assert one.shown_s - one.first_s == pytest.approx(32 * step_s, rel=0.01)
         assert one.first_s == pytest.approx(0.1 + A100.step_s(100, 0), rel=0.01)
 
+    @pytest.mark.parametrize(
+        ("patience_s", "began"),
+        [(0.05, False), (1.0, True)],  # of a prefill of 0.16 s and an answer of some 2 s
+    )
+    def test_a_client_that_hangs_up_goes_on_and_frees_the_engine(self, patience_s, began):
+        def talk():
+            assert (yield ask(2000, 100, patience_s=patience_s)) == client.Answer("hung_up")
+            assert (yield ask(2000, 2, patience_s=50.0)) == client.Answer(None)
+
+        run = simulation.Simulation(made_of(talk(), models=(A100,)), FACTORIES["cost"], 1)
+        first, second = run.run()
+        assert (first.error, first.first_s is not None, first.finished_s) == ("hung_up", began, None)
+        assert second.started_s == pytest.approx(patience_s, abs=0.01)
+        assert second.finished_s < second.started_s + 0.5
+        (replica,) = run.replicas.values()
+        assert replica.engine.running + replica.engine.waiting == 0
+        assert not replica.flights
+
 
 class TestFailures:
     def test_requests_die_with_their_endpoint_and_the_next_go_elsewhere_once_it_is_known(self):

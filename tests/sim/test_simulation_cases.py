@@ -1,4 +1,7 @@
-"""Cases of balance, load and restarts over time: each holds with its mechanism and not without it."""
+"""Cases of hot keys, work, restarts and newcomers: each holds with its mechanism and not without it.
+
+The rest of balance and load: test_simulation_{balance,load,lease}_cases.py.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +11,10 @@ from collections import Counter
 
 import pytest
 
-from extproc import policy, router
-from extproc.sim import client, content, figures, performance, policies, scenario, simulation, workloads
-
-A100 = performance.PRESETS["codellama-13b-a100-40"]
-LARGE = performance.PRESETS["8b-h100"]
-FACTORIES = policies.factories()
-UNBOUNDED = policy.Limits(100.0, 1e9, 1e9)
-
-
-def keyed(key: str, piece: int, tokens: int, output: int, question: int = 64) -> client.Ask:
-    """A request with a key of its own, over a prefix of that key and a question."""
-    prompt = content.Content.of([(content.piece("key", key), tokens), (piece, question)])
-    read = router.Request(chain=prompt.chain(), tokens=prompt.tokens, explicit=key)
-    return client.Ask(prompt, output, key, read=read)
-
-
-def once(ask: client.Ask) -> client.Script:
-    yield ask
-
-
-def poisson(rng: random.Random, per_s: float, seconds: float):
-    at_s = 0.0
-    while (at_s := at_s + rng.expovariate(per_s)) < seconds:
-        yield at_s
-
-
-def made_of(starts, **changes) -> scenario.Scenario:
-    values = {"models": (A100,) * 8, "duration_s": 120.0, "warmup_s": 20.0} | changes
-    return scenario.Scenario("t", "t", lambda _: iter(starts()), **values)
-
-
-def with_limits(asked: scenario.Scenario, limits: policy.Limits) -> scenario.Scenario:
-    return dataclasses.replace(asked, settings=dataclasses.replace(asked.settings, limits=limits))
-
-
-def measure(asked: scenario.Scenario, name: str) -> figures.Figures:
-    records = simulation.run(asked, FACTORIES[name], 1)
-    return figures.figures(records, asked.warmup_s, asked.duration_s, len(asked.models))
+from extproc import policy
+from extproc.sim import client, content, performance, policies, scenario, simulation, workloads
+from tests.sim import staged
+from tests.sim.staged import FACTORIES, LARGE, UNBOUNDED, keyed, made_of, measure, once, poisson
 
 
 class TestHotKey:
@@ -61,7 +30,7 @@ class TestHotKey:
                 yield client.Start(at_s, once(keyed(key, content.piece("q", number), 4000, 30, 600)))
 
         asked = made_of(one_hot_key, duration_s=60.0, models=(performance.PRESETS["32b-fp8-h100"],) * 8)
-        bound, free = measure(asked, "ring"), measure(with_limits(asked, UNBOUNDED), "ring")
+        bound, free = measure(asked, "ring"), measure(staged.with_settings(asked, limits=UNBOUNDED), "ring")
         assert bound.ttft_p95_ms <= (1 - 0.36) * free.ttft_p95_ms
         assert bound.ttft_p99_ms <= (1 - 0.45) * free.ttft_p99_ms
         assert bound.engine_hit >= free.engine_hit - 0.05
@@ -71,7 +40,7 @@ class TestHotKey:
         def parked():
             return (client.Start(0.01 * n, once(keyed("hot", n, 1500, 400))) for n in range(100))
 
-        asked = with_limits(made_of(parked, models=(LARGE,) * 8, duration_s=5.0), limits)
+        asked = staged.with_settings(made_of(parked, models=(LARGE,) * 8, duration_s=5.0), limits=limits)
         used = Counter(one.endpoint for one in simulation.run(asked, FACTORIES["ring"], 1))
         assert (len(used) >= 4 and max(used.values()) <= 2 * 100 / 8 + 1) is holds
 
@@ -151,28 +120,41 @@ class TestRestart:
         assert (max(over) < 10_000) is holds  # a document has 13,200; of one that is being computed, some
 
 
-class TestFirstToken:
-    """L08: a prompt weighs until its first token, where that is seen, and not until an estimate is over."""
+class TestNewcomer:
+    """B12: a ninth endpoint joins eight busy ones; test_slow_start.py has its share over the whole window."""
 
-    @pytest.mark.parametrize(("seen", "holds"), [(True, True), (False, False)])
-    def test_a_prompt_of_40000_tokens_weighs_nothing_once_its_answer_begins(self, seen, holds):
-        pending = []
+    @pytest.mark.parametrize(("slow_start_s", "holds"), [(30.0, True), (0.0, False)])
+    def test_it_is_neither_flooded_nor_ignored(self, slow_start_s, holds):
+        class Fleet(policies.Production):
+            """Begins a newcomer's slow start, as whoever watches the endpoints does."""
 
-        class Told(policies.Production):
-            def place(self, request, now, chance):
-                loads = [self.router.ledger.load(endpoint.id, now) for endpoint in self.router.pool.ready]
-                pending.append(sum(load.pending for load in loads))
-                return super().place(request, now, chance)
+            def publish(self, members, /):
+                known = {one.id for one in self.router.pool.endpoints}
+                super().publish(members)
+                for one in members.endpoints:
+                    if one.id not in known:
+                        self.router.ramp.begin(one.id, 10.0)
 
         def traffic():
-            yield client.Start(0.0, once(client.Ask(content.Content.of([(1, 40_000)]), 400)))
-            yield client.Start(4.0, once(client.Ask(content.Content.of([(2, 64)]), 4)))
+            for number, at_s in enumerate(poisson(random.Random(6), 46.0, 20.0)):
+                yield client.Start(at_s, once(staged.cold(number, 2000, 100)))
 
-        # The router is told ten times too low a rate.
-        slow = dataclasses.replace(LARGE, token_s=LARGE.token_s * 10)
-        asked = made_of(traffic, models=(LARGE,), duration_s=6.0, sees_first_token=seen)
-        told = dataclasses.replace(asked, models=(slow,)).router_settings()
-        records = simulation.run(asked, lambda members, _: Told(members, told), 1)
-        assert records[0].first_s < records[1].started_s < records[0].finished_s
-        assert pending[0] == 0
-        assert (pending[1] == 0) is holds
+        asked = staged.with_settings(
+            made_of(
+                traffic,
+                models=(performance.PRESETS["32b-fp8-h100"],) * 8,
+                duration_s=20.0,
+                events=(scenario.Event(scenario.Kind.ADD, "replica-8", 10.0),),
+            ),
+            slow_start_s=slow_start_s,
+        )
+        records = simulation.run(asked, Fleet, 1)
+        shares = [
+            9 * sum(one.endpoint == "replica-8" for one in begun) / len(begun)
+            for begun in (
+                [one for one in records if from_s <= one.started_s < from_s + 4.0] for from_s in (10.0, 16.0)
+            )
+        ]
+        assert (shares[0] < 1.2) is holds
+        assert shares[0] > 0.4
+        assert 0.7 < shares[1] < 1.3
