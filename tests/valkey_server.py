@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 import valkey.asyncio
+import valkey.asyncio.retry
+import valkey.backoff
 
-__all__ = ["Server", "binary", "running"]
+__all__ = ["Server", "binary", "free_port", "running"]
 
 
 def binary() -> str:
@@ -33,40 +35,61 @@ def binary() -> str:
 
 
 class Server:
-    """One server; `more`: words for its command line. It keeps nothing on disk."""
+    """One server; `more`: words for its command line; `file`: its configuration, None for none. It keeps
+    nothing on disk.
+    """
 
     def __init__(
-        self, directory: Path, name: str = "valkey", *, port: int = 0, more: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        name: str = "valkey",
+        *,
+        port: int = 0,
+        more: tuple[str, ...] = (),
+        file: Path | None = None,
     ) -> None:
         self.socket = directory / f"{name}.sock"
         self.port = port
         self.url = f"valkey://127.0.0.1:{port}" if port else f"unix://{self.socket}"
-        self._directory, self._more = directory, more
+        self.more = more
+        self._directory, self._file = directory, file
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it, empty, at the address it has."""
-        words = [
-            "--port",
-            str(self.port),
-            "--unixsocket",
-            str(self.socket),
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
-        words += ["--dir", str(self._directory), "--daemonize", "no", *self._more]
+        words = ["--port", str(self.port), "--unixsocket", str(self.socket), "--daemonize", "no"]
+        words += ["--save", "", "--appendonly", "no", "--dir", str(self._directory), *self.more]
+        if self._file is not None:
+            words.insert(0, str(self._file))
         self._process = await asyncio.create_subprocess_exec(
             binary(), *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )
         async with asyncio.timeout(30):
-            while True:
-                with contextlib.suppress(valkey.exceptions.ValkeyError, OSError):
-                    async with valkey.asyncio.Valkey(unix_socket_path=str(self.socket)) as client:
-                        await client.execute_command("PING")
-                        return
-                await asyncio.sleep(0.05)
+            while not await self._answers():
+                assert self._process.returncode is None, f"{binary()} {' '.join(words)}"
+                await asyncio.sleep(0.02)
+
+    async def ask(self, *words: str, port: int = 0, **login: str):
+        """Its answer to a command; `port`: of another server on this machine, a Sentinel, for example."""
+        where = {"host": "127.0.0.1", "port": port} if port else {"unix_socket_path": str(self.socket)}
+        # asked again if the connection is lost: Sentinels end all of those of a server that they demote
+        again = valkey.asyncio.retry.Retry(valkey.backoff.ConstantBackoff(0.1), 3)
+        errors = [valkey.exceptions.ConnectionError]
+        async with valkey.asyncio.Valkey(
+            **where, **login, decode_responses=True, retry=again, retry_on_error=errors
+        ) as client:
+            return await client.execute_command(*words)
+
+    async def _answers(self) -> bool:
+        """Whether it answers a PING, if only that a password is wanted."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self.socket))
+        except OSError:
+            return False
+        writer.write(b"PING\r\n")
+        answer = await reader.readline()
+        writer.close()
+        return answer.startswith((b"+PONG", b"-NOAUTH"))
 
     async def kill(self) -> None:
         if self._process is not None:

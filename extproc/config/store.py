@@ -48,7 +48,7 @@ class Store(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = None
     sentinel_user: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=253)] | None,
-        meta.meaning("ACL user at the Sentinels."),
+        meta.meaning("ACL user at the Sentinels; it needs `+sentinel|masters`."),
     ] = None
     sentinel_password_file: Annotated[_File | None, meta.meaning("File with its password.")] = None
     ca_file: Annotated[

@@ -5,7 +5,8 @@
 One connection publishes, one is subscribed, both to one channel. A server sends our own messages back; as we
 send one at least twice a second, hearing none for `_DEAF_S` means that the way is blocked, whatever TCP says,
 and both connections are made anew, after a time that doubles and jitters. Of a Cluster any node will do,
-since plain channels are carried to all nodes; of Sentinels the primary is asked for at every connect.
+since plain channels are carried to all nodes. Sentinels are asked for the primary at every connect, and now
+and then whether it still is: the old one may live on, cut off from them, and some would stay with it.
 
 Never: a key stored; a caller that waits; more than `_QUEUE_BYTES_MAX` waiting, the oldest leave then,
 counted. Called by: app (makes), share.sharing. Source: https://valkey.io/topics/pubsub
@@ -33,8 +34,9 @@ __all__ = ["StoreLink"]
 _log = logging.getLogger("kvring")
 
 _QUEUE_BYTES_MAX = 8 * 1024 * 1024
-_BACKOFF_S = (0.1, 5.0)
+_BACKOFF_S = (0.1, 2.0)
 _DEAF_S = 2.0
+_SENTINEL_S = 2.0  # between two questions to Sentinels
 _CLOSE_S = 0.5
 _PORTS = {"sentinel": 26379, "server": 6379}
 
@@ -51,7 +53,7 @@ class StoreLink:
         self._queued_bytes = 0
         self._wanted = asyncio.Event()
         self._sent = asyncio.Event()  # nothing waits
-        self._turn = 0  # which host of several is tried
+        self._turn = int(64 * chance())  # which host of several is tried: not the same by all replicas
 
     async def run(self, heard: link.Heard, joined: Callable[[], None]) -> None:
         """As in `link.Link`."""
@@ -103,9 +105,9 @@ class StoreLink:
 
     async def _session(self, heard: link.Heard, joined: Callable[[], None]) -> None:
         """Carry over one pair of connections until one of them fails."""
-        client = self._client()
         channel = self._settings.channel
         async with contextlib.AsyncExitStack() as stack:
+            client = self._client(stack)
             stack.push_async_callback(_close, client)
             listener = client.pubsub(ignore_subscribe_messages=True)
             stack.push_async_callback(_close, listener)
@@ -120,15 +122,19 @@ class StoreLink:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(listener, heard))
                 group.create_task(self._publish(client, channel))
+                if self._settings.sentinel is not None:
+                    group.create_task(_stays(client.connection_pool))
                 joined()
 
     async def _listen(self, listener: Any, heard: link.Heard) -> None:
         while True:
-            async with asyncio.timeout(_DEAF_S):
-                message = await listener.parse_response(block=True)
+            # block=True would wait for `socket_timeout`, which is for answers: we may be silent for longer
+            message = await listener.parse_response(block=False, timeout=_DEAF_S)
             match message:
                 case [b"message", _, bytes(data)]:
                     heard(data)
+                case None:
+                    raise TimeoutError("not even our own messages come")
 
     async def _publish(self, client: Any, channel: str) -> None:
         while True:
@@ -142,13 +148,16 @@ class StoreLink:
                 self.state.sent += 1
             self._sent.set()
 
-    def _client(self) -> Any:
+    def _client(self, stack: contextlib.AsyncExitStack) -> Any:
+        """A client; `stack` ends what it needs beside itself."""
         settings = self._settings
         kwargs: dict[str, Any] = {
             "username": settings.user,
             "password": _secret(settings.password_file),
             "socket_timeout": settings.timeout_s,
             "socket_connect_timeout": settings.timeout_s,
+            "lib_name": None,  # asking to be called by it needs a right that nothing else does
+            "lib_version": None,
         }
         if settings.url.startswith("unix://"):
             return valkey.asyncio.Valkey(unix_socket_path=settings.url.removeprefix("unix://"), **kwargs)
@@ -171,6 +180,8 @@ class StoreLink:
             watch: Any = valkey.asyncio.sentinel.Sentinel(  # type: ignore[no-untyped-call]
                 hosts, sentinel_kwargs=asked, **kwargs
             )
+            for one in watch.sentinels:
+                stack.push_async_callback(_close, one)
             return watch.master_for(settings.sentinel)
         host, port = hosts[self._turn % len(hosts)]
         return valkey.asyncio.Valkey(host=host, port=port, **kwargs)
@@ -188,11 +199,29 @@ def _secret(path: str | None) -> str | None:
 
 
 def _problem(group: BaseExceptionGroup[Exception]) -> str:
-    """What went wrong, by kind: a message might quote what should not be shown."""
-    first: BaseException = group
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return type(first).__name__
+    """What went wrong, by kind: a message might quote what should not be shown.
+
+    What the library wraps counts: `SSLCertVerificationError` says more than `ConnectionError`.
+    """
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    while isinstance(inner := found.__cause__ or found.__context__, Exception):
+        found = inner
+    return type(found).__name__
+
+
+async def _stays(pool: Any) -> None:
+    """Fail once Sentinels name another primary than the one that `pool` leads to."""
+    at = pool.master_address
+    while True:
+        await asyncio.sleep(_SENTINEL_S)
+        try:
+            named = await pool.sentinel_manager.discover_master(pool.service_name)
+        except (ValkeyError, OSError, TimeoutError):
+            continue  # who is connected needs no Sentinel
+        if named != at:
+            raise ConnectionResetError("the primary is another one now")
 
 
 async def _close(client: Any) -> None:

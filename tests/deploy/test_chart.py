@@ -216,6 +216,61 @@ def test_a_headless_service_shows_an_envoy_every_pod():
     assert not [one for one in rendered("service-monitor") if one["metadata"]["name"].endswith("headless")]
 
 
+def test_a_tls_port_is_opened_mounted_let_in_and_dialled():
+    documents = rendered("istio-tls")
+    ports = {one["name"]: one["containerPort"] for one in container(documents)["ports"]}
+    assert ports == {"ext-proc": 9002, "ext-proc-tls": 9005, "health": 9003, "admin": 9090}
+    for name in ("kvring", "kvring-headless"):
+        found = {one["name"]: one for one in only(documents, "Service", name)["spec"]["ports"]}
+        assert found["grpc-ext-proc-tls"]["port"] == 9443
+        assert found["grpc-ext-proc-tls"]["targetPort"] == "ext-proc-tls"
+        assert "appProtocol" not in found["grpc-ext-proc-tls"], "h2c is plaintext"
+    assert {"port": "ext-proc-tls"} in only(documents, "NetworkPolicy")["spec"]["ingress"][0]["ports"]
+    (mount,) = [one for one in container(documents)["volumeMounts"] if one["name"] == "tls"]
+    assert (mount["mountPath"], mount["readOnly"], mount.get("subPath")) == ("/etc/kvring-tls", True, None)
+    volumes = {one["name"]: one for one in pod(documents)["volumes"]}
+    assert volumes["tls"]["secret"]["secretName"] == "kvring-tls"
+    assert pod(documents)["securityContext"]["fsGroup"] == 65532, "or mode 0440 would keep it from kvring"
+
+    policy = only(documents, "DestinationRule", "kvring")["spec"]["trafficPolicy"]
+    assert policy["tls"] == {"mode": "DISABLE"}, "the plaintext ports stay so"
+    (there,) = policy["portLevelSettings"]
+    assert there["port"] == {"number": 9443}
+    name = "kvring.llm.svc.cluster.local"
+    assert there["tls"] == {
+        "mode": "MUTUAL", "credentialName": "kvring-ca", "sni": name, "subjectAltNames": [name],
+    }  # fmt: skip
+    assert there["connectionPool"] == policy["connectionPool"]
+    (asking,) = [
+        one["patch"]["value"]["typed_config"]["grpc_service"]["envoy_grpc"]["cluster_name"]
+        for one in only(documents, "EnvoyFilter")["spec"]["configPatches"]
+        if one["applyTo"] == "HTTP_FILTER"
+    ]
+    assert asking == f"outbound|9443||{name}"
+
+
+def test_without_a_tls_port_nothing_speaks_of_tls():
+    for variant in ("istio", "inferencepool", "envoy-gateway"):
+        documents = rendered(variant)
+        assert "ext-proc-tls" not in str(documents)
+        assert "portLevelSettings" not in str(documents)
+        assert "BackendTLSPolicy" not in {one["kind"] for one in documents}
+
+
+def test_gateways_that_dial_tls_are_told_the_tls_port():
+    pool = only(rendered("inferencepool-tls"), "InferencePool")["spec"]
+    assert pool["endpointPickerRef"]["port"] == {"number": 9004}
+    documents = rendered("envoy-gateway-tls")
+    (asked,) = only(documents, "EnvoyExtensionPolicy")["spec"]["extProc"][0]["backendRefs"]
+    policy = only(documents, "BackendTLSPolicy")["spec"]
+    (target,) = policy["targetRefs"]
+    assert (target["name"], target["sectionName"]) == (asked["name"], "grpc-ext-proc-tls")
+    service = only(documents, "Service", asked["name"])
+    named = {one["name"]: one["port"] for one in service["spec"]["ports"]}
+    assert asked["port"] == named["grpc-ext-proc-tls"] == 9004
+    assert policy["validation"]["hostname"] == "kvring.llm"
+
+
 def test_ports_of_the_configuration_are_those_of_the_pod():
     ports = {one["name"]: one["containerPort"] for one in container(rendered("full"))["ports"]}
     assert ports == {"ext-proc": 19002, "health": 19003, "admin": 19090}
@@ -371,6 +426,18 @@ def chart_rows():
         (["metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"], "twice"),
         (["envoy.enabled=true", 'integration="istio"'], "needs integration: none"),
         (['config.grpc_listen="unix:/x"', 'integration="istio"'], "Unix socket"),
+        (["tls.dial=true"], "opens no TLS port"),
+        (["tls.dial=true", "config.tls={}", 'integration="envoy-gateway"'], "tls.ca"),
+        (
+            ["tls.dial=true", 'config.tls={"client_ca_file":"/ca.crt"}', 'integration="istio"'],
+            "wants a certificate",
+        ),
+        (['tls.secret="kvring-tls"', "config.tls={}"], "names no file there"),
+        (
+            ['config.tls={"certificate_file":"/etc/kvring-tls/tls.crt","key_file":"/x"}'],
+            "set tls.secret",
+        ),
+        (['istio.tls="SIMPLE"'], "tls"),
         (["autoscaling.enabled=true", "autoscaling.minReplicas=9"], "above maxReplicas"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
@@ -402,6 +469,8 @@ def test_the_schema_knows_every_setting_of_kvring():
         ("scaling.yaml", "full", "scaleTargetRef:", "scaleTarget:"),
         ("inferencepool.yaml", "inferencepool", "failureMode:", "failMode:"),
         ("envoy-gateway.yaml", "envoy-gateway", "failOpen:", "failsOpen:"),
+        ("envoy-gateway.yaml", "envoy-gateway-tls", "caCertificateRefs:", "caCertificateRef:"),
+        ("istio.yaml", "istio-tls", "portLevelSettings:", "portSettings:"),
         ("configmap.yaml", "full", "data:", "datum:"),
         ("tests/probe.yaml", "full", "restartPolicy: Never", "restartPolicies: Never"),
         ("serviceaccount.yaml", "full", "automountServiceAccountToken: false", "automount: false"),

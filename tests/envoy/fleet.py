@@ -72,7 +72,7 @@ class Fleet:
         self.kvring = await self._kvring_stack.enter_async_context(
             gateway.command(["serve", "--config", str(self._config_path)], name="kvring")
         )
-        self._listen = dict(self.kvring.ready)
+        self._listen = {name: self.kvring.ready[name] for name in self._listen}
 
     async def stop_kvring(self) -> int:
         """Its exit code after SIGTERM."""

@@ -1,8 +1,9 @@
-"""Several: kvring processes that share a store, before one real Envoy and simulated engines.
+"""Several: kvring processes that share what they know, before one real Envoy and simulated engines.
 
 async with several.several(directory, store_url, count=3) as running:
-    running.url;  running.kvrings[0].admin;  await running.settled()
-    await running.start();  await running.kill(running.kvrings[2])
+    running.url                              # over all of them;  running.url_of(2): over kvrings[2] alone
+    running.kvrings[0].admin;  await running.settled()
+    await running.end(running.kvrings[2], signal.SIGKILL);  await running.start(at=2)
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 import contextlib
 import json
 import signal
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -26,17 +29,23 @@ PRESET = "codellama-13b-a100-40"
 
 
 class Kvring:
-    """One process."""
+    """One process, or one worker of a process. `place`: which of the addresses that Envoy knows it has."""
 
-    def __init__(self, child: gateway.Child, stack: contextlib.AsyncExitStack) -> None:
-        self.child = child
+    def __init__(
+        self,
+        place: int,
+        child: gateway.Child,
+        stack: contextlib.AsyncExitStack,
+        ready: Mapping[str, str] | None = None,
+    ) -> None:
+        self.place, self.child = place, child
+        self.ready = child.ready if ready is None else ready
+        self.admin = self.ready["admin"]
         self._stack = stack
-        self.admin = child.ready["admin"]
 
     @property
     def sidecar(self) -> bootstrap.Sidecar:
-        ready = self.child.ready
-        return bootstrap.Sidecar(ready["grpc"], int(ready["health"].rpartition(":")[2]))
+        return bootstrap.Sidecar(self.ready["grpc"], int(self.ready["health"].rpartition(":")[2]))
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.child.signal(number)
@@ -45,37 +54,84 @@ class Kvring:
 
 
 class Several:
-    def __init__(self, directory: Path, settings: dict, pool: dict) -> None:
+    def __init__(self, directory: Path, settings: dict, pool: dict, stores: Sequence[str]) -> None:
+        """`stores`: URL for each place, in turn; () for none."""
         self.engines: list[replica.Replica] = []
         self.endpoints: list[bootstrap.Endpoint] = []
         self.kvrings: list[Kvring] = []
         self.envoy: gateway.Envoy | None = None
         self.http: aiohttp.ClientSession | None = None
-        self._directory, self._settings, self._pool = directory, settings, pool
-        self._started = 0
+        self._directory, self._settings, self._pool, self._stores = directory, settings, pool, stores
+        self._ready: dict[int, Mapping[str, str]] = {}
 
     @property
     def url(self) -> str:
         return self.envoy.url("llm")
 
-    async def start(self, **settings: object) -> Kvring:
-        """One more process; `settings`: keys of its own."""
-        listen = {f"{name}_listen": "127.0.0.1:0" for name in ("grpc", "health", "admin")}
+    def url_of(self, place: int) -> str:
+        """A door of Envoy's that asks only the process there."""
+        return self.envoy.url(f"only-{place}")
+
+    def config(self, place: int, **settings: object) -> Path:
+        """The file for the process at `place`, on the addresses that were its before."""
+        known = self._ready.get(place, {})
+        listen = {f"{name}_listen": known.get(name, "127.0.0.1:0") for name in ("grpc", "health", "admin")}
         listed = [{"name": one.name, "address": one.address} for one in self.endpoints]
-        path = self._directory / f"kvring-{self._started}.yaml"
-        self._started += 1
-        whole = listen | self._settings | settings | {"pools": [self._pool | {"endpoints": listed}]}
+        path = self._directory / f"kvring-{place}.yaml"
+        store = {"store": {"url": self._stores[place % len(self._stores)]}} if self._stores else {}
+        whole = listen | store | self._settings | settings | {"pools": [self._pool | {"endpoints": listed}]}
         path.write_text(yaml.safe_dump(whole))
+        return path
+
+    async def start(self, at: int | None = None, **settings: object) -> Kvring:
+        """One more process, at a new place, or at one that was left; `settings`: keys of its own."""
+        place = len(self._ready) if at is None else at
+        path = self.config(place, **settings)
+        self._ready.setdefault(place, {})
         stack = contextlib.AsyncExitStack()
         child = await stack.enter_async_context(
             gateway.command(["serve", "--config", str(path)], name="kvring")
         )
-        self.kvrings.append(Kvring(child, stack))
+        self._ready[place] = child.ready
+        self.kvrings.append(Kvring(place, child, stack))
         return self.kvrings[-1]
+
+    async def start_workers(self, count: int) -> None:
+        """`kvring serve --workers`, with a place for each worker."""
+        path = self.config(0)
+        stack = contextlib.AsyncExitStack()
+        child = await stack.enter_async_context(
+            gateway.command(["serve", "--config", str(path), "--workers", str(count)], name="kvring")
+        )
+        self.kvrings += [
+            Kvring(place, child, stack, ready) for place, ready in enumerate(child.ready["workers"])
+        ]
 
     async def end(self, one: Kvring, number: signal.Signals = signal.SIGTERM) -> None:
         self.kvrings.remove(one)
         await one.end(number)
+
+    async def end_all(self) -> None:
+        ending, self.kvrings = self.kvrings, []
+        await asyncio.gather(*(one.end() for one in ending))
+
+    def doors(self, **steering) -> list[bootstrap.Listener]:
+        """One that asks all processes, and one for each that asks only that."""
+        sidecars = [one.sidecar for one in self.kvrings]
+        asked = [("llm", "kvring", sidecars)]
+        asked += [(f"only-{place}", f"kvring-{place}", [one]) for place, one in enumerate(sidecars)]
+        return [
+            bootstrap.Listener(
+                "127.0.0.1:0",
+                self.endpoints,
+                name=name,
+                steering=bootstrap.Steering(
+                    group, cluster_name=cluster, message_timeout_s=fleet.PATIENCE_S, **steering
+                ),
+                expose_endpoint=True,
+            )
+            for name, cluster, group in asked
+        ]
 
     async def state(self, one: Kvring) -> dict:
         async with self.http.get(f"http://{one.admin}/api/state") as answer:
@@ -101,6 +157,45 @@ class Several:
 
         await client.until(known, f"{wanted} peers each")
 
+    async def whole(self, leases_of_others: int) -> float:
+        """How long it takes [s] until every process hears all others and counts so many open leases of
+        theirs, at least.
+        """
+        began_s = time.monotonic()
+
+        async def known() -> bool:
+            shared = [state["sharing"] for state in await self.states()]
+            return all(
+                one["connected"]
+                and one["peers"] == len(self.kvrings) - 1
+                and one["peer_leases"] >= leases_of_others
+                for one in shared
+            )
+
+        await client.until(known, "all hear all")
+        return time.monotonic() - began_s
+
+    async def counted(self, leases: int) -> None:
+        """Return when everybody counts exactly so many open leases."""
+
+        async def so() -> bool:
+            return all(state["pools"][0]["open_leases"] == leases for state in await self.states())
+
+        await client.until(so, f"{leases} open leases by everybody's count")
+
+    async def alike(self) -> None:
+        """Return when all think the same of what each endpoint holds and has to do."""
+
+        async def same() -> bool:
+            keys = ("name", "residency_blocks", "inflight", "pending_tokens")
+            seen = [
+                [[one[key] for key in keys] for one in state["pools"][0]["endpoints"]]
+                for state in await self.states()
+            ]
+            return all(one == seen[0] for one in seen)
+
+        await client.until(same, "one view")
+
     async def settled(self) -> None:
         """Return when nothing is open anywhere, by everybody's count; exactly zero."""
 
@@ -114,10 +209,10 @@ class Several:
 
         await client.until(empty, "an empty ledger everywhere")
 
-    async def chat(self, text: str, **fields: object) -> fleet.Answer:
+    async def chat(self, text: str, *, url: str = "", **fields: object) -> fleet.Answer:
         body = client.chat_body(text, **fields)
         async with self.http.post(
-            f"{self.url}/v1/chat/completions", data=body, headers={"content-type": "application/json"}
+            f"{url or self.url}/v1/chat/completions", data=body, headers={"content-type": "application/json"}
         ) as answer:
             return fleet.Answer(answer.status, answer.headers.copy(), await answer.read())
 
@@ -125,16 +220,19 @@ class Several:
 @contextlib.asynccontextmanager
 async def several(
     directory: Path,
-    store: str | None,
+    store: str | Sequence[str] | None,
     *,
     count: int = 3,
+    workers: int = 0,
     engines: int = 8,
     speed: float = 20.0,
     pool: dict | None = None,
     settings: dict | None = None,
     **steering,
 ):
-    """A running Several. store: its URL; None: they know nothing of each other."""
+    """A running Several. store: its URL, or one for each process; None: they know nothing of each other.
+    workers: so many of one `kvring serve` instead of `count` processes.
+    """
     model = performance.PRESETS[PRESET]
     pool = {
         "kv_tokens": model.kv_tokens,
@@ -142,29 +240,23 @@ async def several(
         "health": {"interval_s": 0.5, "timeout_s": 5.0},
     } | (pool or {})
     settings = {"drain_notice_s": 0, "drain_timeout_s": 1, "log_level": "warning"} | (settings or {})
-    if store is not None:
-        settings["store"] = {"url": store}
-    running = Several(directory, settings, pool)
+    stores = [] if store is None else [store] if isinstance(store, str) else store
+    running = Several(directory, settings, pool, stores)
     async with contextlib.AsyncExitStack() as stack:
         running.http = await stack.enter_async_context(client.session(120))
         for number in range(engines):
             one = replica.Replica(model, replica.Settings(f"engine-{number}", speed=speed))
             running.engines.append(await stack.enter_async_context(one))
             running.endpoints.append(bootstrap.Endpoint(f"engine-{number}", one.address))
-        for _ in range(count):
-            started = await running.start()
-            stack.push_async_callback(started.end)
-        door = bootstrap.Listener(
-            "127.0.0.1:0",
-            running.endpoints,
-            steering=bootstrap.Steering(
-                [one.sidecar for one in running.kvrings], message_timeout_s=fleet.PATIENCE_S, **steering
-            ),
-            expose_endpoint=True,
-        )
+        stack.push_async_callback(running.end_all)
+        if workers:
+            await running.start_workers(workers)
+        else:
+            await asyncio.gather(*(running.start(place) for place in range(count)))
+            running.kvrings.sort(key=lambda one: one.place)
         running.envoy = await stack.enter_async_context(
-            gateway.envoy(bootstrap.build([door], admin="127.0.0.1:0"))
+            gateway.envoy(bootstrap.build(running.doors(**steering), admin="127.0.0.1:0"))
         )
-        if store is not None:
+        if stores or workers:
             await running.acquainted()
         yield running

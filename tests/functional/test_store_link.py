@@ -9,6 +9,7 @@ import pytest
 
 from extproc.config import store as settings_
 from extproc.share import link
+from tests import valkey_server, valve
 
 store = pytest.importorskip("extproc.share.store", reason="needs the extra valkey")
 
@@ -80,3 +81,43 @@ async def test_a_password_file_that_is_no_text_is_a_problem_and_is_read_again(
     monkeypatch.setattr(store, "_secret", secret)
     state = await tries(settings_.Store(url="redis://127.0.0.1:1", password_file=str(file)), seen)
     assert state.problem == "UnicodeDecodeError"
+
+
+async def test_who_hears_nothing_any_more_connects_again_though_publishing_works(tmp_path: Path) -> None:
+    async with (
+        valkey_server.running(tmp_path) as server,
+        valve.valve(server.socket) as between,
+    ):
+        made = store.StoreLink(settings_.Store(url=between.url, timeout_s=30.0), lambda: 0.0)
+        heard: list[bytes] = []
+        running = asyncio.create_task(made.run(heard.append, lambda: None))
+
+        async def own_echo() -> None:
+            before = len(heard)
+            async with asyncio.timeout(30):
+                while len(heard) == before:
+                    made.send(b"x")
+                    await asyncio.sleep(0.05)
+
+        await own_echo()
+        between.shut(0)  # the one that is subscribed: it is made first
+        await own_echo()
+        assert made.state.connects == 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_silence_longer_than_an_answer_may_take_is_no_fault(tmp_path: Path) -> None:
+    async with valkey_server.running(tmp_path) as server:
+        made = store.StoreLink(settings_.Store(url=server.url, timeout_s=0.1), lambda: 0.0)
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        joined = asyncio.Event()
+        running = asyncio.create_task(made.run(heard.put_nowait, joined.set))
+        await joined.wait()
+        await asyncio.sleep(0.5)  # as long as a replica may have nothing to say
+        made.send(b"x")
+        async with asyncio.timeout(5):
+            assert await heard.get() == b"x"
+        assert made.state.connects == 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

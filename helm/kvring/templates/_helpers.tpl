@@ -43,6 +43,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "kvring.healthPort" }}{{ include "kvring.port" (dict "root" . "key" "health_listen" "default" 9003) }}{{ end }}
 {{- define "kvring.adminPort" }}{{ include "kvring.port" (dict "root" . "key" "admin_listen" "default" 9090) }}{{ end }}
 
+{{- /* Port of the TLS port, "" where the configuration opens none. */ -}}
+{{- define "kvring.tlsPort" -}}
+{{- if kindIs "map" .Values.config.tls }}
+{{- regexFind "[0-9]+$" (default "0.0.0.0:9004" .Values.config.tls.listen) }}
+{{- end }}
+{{- end }}
+
+{{- /* The Service's port that gateways ask at, and the name they verify. */ -}}
+{{- define "kvring.askedPort" }}{{ .Values.tls.dial | ternary .Values.tls.port .Values.service.port }}{{ end }}
+{{- define "kvring.tlsName" }}{{ default (include "kvring.host" .) .Values.tls.hostname }}{{ end }}
+
 {{- /* Longest way out [s]: the preStop sleep, kvring's notice and drain, and some more. */ -}}
 {{- define "kvring.grace" -}}
 {{- $notice := dig "drain_notice_s" 3.0 .Values.config | float64 }}
