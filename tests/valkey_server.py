@@ -55,6 +55,10 @@ class Server:
         self._directory, self._file = directory, file
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def start(self) -> None:
         """Start it, empty, at the address it has."""
         words = ["--port", str(self.port), "--unixsocket", str(self.socket), "--daemonize", "no"]

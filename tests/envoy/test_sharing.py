@@ -35,13 +35,18 @@ async def test_three_share_what_they_send_and_end_with_an_empty_ledger(tmp_path)
         assert sum(heard) == 48  # each by both others
 
 
-@pytest.mark.parametrize("parked", [60, pytest.param(300, marks=pytest.mark.heavy)])
-async def test_a_hot_prefix_keeps_every_endpoint_under_the_bound_over_all_three(tmp_path, parked):
+@pytest.mark.parametrize(
+    ("parked", "workers"),
+    [(60, 0), pytest.param(300, 0, marks=pytest.mark.heavy), pytest.param(300, 3, marks=pytest.mark.heavy)],
+)
+async def test_a_hot_prefix_keeps_every_endpoint_under_the_bound_over_all_three(tmp_path, parked, workers):
     """R03: with requests parked on one prefix, the bound holds for the sum of what all three sent."""
     pool = {"policy": "ring", "bound_factor": 2.0, "bound_floor_tokens": 512}
     async with (
         valkey_server.running(tmp_path) as store,
-        several.several(tmp_path, store.url, speed=1.0, pool=pool) as running,
+        several.several(
+            tmp_path, None if workers else store.url, workers=workers, speed=1.0, pool=pool
+        ) as running,
     ):
         waiting = []
         for _ in range(parked):
