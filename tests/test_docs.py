@@ -151,3 +151,38 @@ def test_every_command_is_in_the_readme():
     text = (ROOT / "README.md").read_text()
     for command in cli.COMMANDS:
         assert f"`kvring {command}`" in text
+
+
+CASE = re.compile(r"\b[PXLBMRSOD][012]\d\b")
+
+
+def case_rows() -> dict[str, list[tuple[Path, str]]]:
+    """Id -> the tests that docs/cases.md names for it: file, name."""
+    rows: dict[str, list[tuple[Path, str]]] = {}
+    text = (ROOT / "docs/cases.md").read_text()
+    for case, shown in re.findall(r"^\| (\w\d\d) \|.*\|(.*)\|$", text, re.MULTILINE):
+        file = ""
+        assert case not in rows, f"{case} stands twice"
+        rows[case] = []
+        for named in re.findall(r"`([^`]*)`", shown):
+            file, _, test = named.rpartition("::") if not named.startswith("::") else (file, "", named[2:])
+            rows[case].append((ROOT / "tests" / file, test))
+    return rows
+
+
+def test_every_test_that_the_cases_name_exists():
+    rows = case_rows()
+    assert len(rows) > 90
+    for case, tests in rows.items():
+        assert tests, case
+        for file, test in tests:
+            assert file.exists(), f"{case}: {file}"
+            found = re.search(rf"^(async )?(def|class) {test}\b", file.read_text(), re.MULTILINE)
+            assert found, f"{case}: {file.name} has no {test}"
+
+
+def test_every_case_that_a_test_names_is_in_the_table():
+    rows = case_rows()
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for case in CASE.findall(file.read_text()):
+            assert case in rows, f"{file.name} names {case}, docs/cases.md does not"

@@ -170,6 +170,7 @@ async def fleet(
     replicas: int = 3,
     policy: str = "cost",
     speed: float = 20.0,
+    preset: str = PRESET,
     pool: dict | None = None,
     settings: dict | None = None,
     listener: dict | None = None,
@@ -184,9 +185,9 @@ async def fleet(
     listener, steering: more fields of bootstrap.Listener and bootstrap.Steering (`body_mode`, `fail_open`,
     ...). message_timeout_s: less where Envoy shall do without an answer; SHIPPED_S is a user's. kvring: False
     starts everything but kvring, whose ports are then unused ones.
-    others: name -> address of further endpoints that a test runs itself.
+    others: name -> address of further endpoints that a test runs itself. preset: what each replica is.
     """
-    model = performance.PRESETS[PRESET]
+    model = performance.PRESETS[preset]
     pool = {
         "name": "default",
         "policy": policy,

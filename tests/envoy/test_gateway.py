@@ -690,3 +690,28 @@ async def test_asking_kvring_adds_little_to_a_request(fleet):
                 f"\n{text_bytes} bytes: plain {plain_s * 1e3:.2f} ms, kvring {steered_s * 1e3:.2f} ms"
             )
             assert steered_s < plain_s + 0.02
+
+
+@pytest.mark.bench
+async def test_long_prompts_at_once_are_held_up_for_no_second(fleet):
+    """D01: 220 KB each, 1 and 60 in flight; beside the door without kvring, since the machine may be busy."""
+    async with fleet(speed=200, preset="8b-h100") as running, client.session() as http:
+
+        async def spent_s(url, name):
+            started_s = time.perf_counter()
+            body = client.chat_body(f"{name} " + "word " * 44_000)
+            async with http.post(f"{url}/v1/chat/completions", data=body) as answer:
+                await answer.read()
+                assert answer.status == 200
+            return time.perf_counter() - started_s
+
+        for at_once in (1, 60):
+            medians = []
+            for url in (running.url, running.plain_url):
+                names = [f"{at_once} {number} {url}" for number in range(at_once)]
+                times = sorted(await asyncio.gather(*(spent_s(url, name) for name in names)))
+                medians.append(times[len(times) // 2])
+            assert medians[0] < medians[1] + 1.0
+        spent = await running.metric("kvring_decision_seconds_sum")
+        assert spent / await running.metric("kvring_decision_seconds_count") < 0.2
+        assert await running.metric("kvring_unkeyed_total") == 0

@@ -210,11 +210,18 @@ class Sidecar:
 Launch = Callable[..., Awaitable[Sidecar]]
 
 
+# These endpoints live in the process of the test: on a busy machine one that is well may answer late.
+PATIENT = {"timeout_s": 10, "failures": 10}
+
+
 @pytest.fixture
-async def sidecar(tmp_path: Path) -> AsyncIterator[Launch]:
+async def sidecar(tmp_path: Path, endpoint: Callable[..., FakeEndpoint]) -> AsyncIterator[Launch]:
     """`await sidecar(endpoints, **settings)`: a ready `kvring serve` with that configuration.
 
-    `endpoints`: name -> address; `group`: settings of the pool; the rest: settings of the top level.
+    `endpoints`: name -> address; `group`: settings of the pool; the rest: settings of the top level. An
+    endpoint that refuses is excluded at once; one that is slow is not, unless `group` has a `health`.
+
+    Needs `endpoint` so as to be ended before the endpoints are: else kvring finds them gone and says so.
     """
     started: list[Sidecar] = []
 
@@ -231,7 +238,7 @@ async def sidecar(tmp_path: Path) -> AsyncIterator[Launch]:
             "health_listen": "127.0.0.1:0",
             "admin_listen": "127.0.0.1:0",
             "drain_notice_s": 0,
-            "pools": [{"endpoints": listed, **(group or {})}],
+            "pools": [{"endpoints": listed, "health": PATIENT, **(group or {})}],
             **settings,
         }
         number = len(started)

@@ -281,7 +281,7 @@ async def test_with_all_endpoints_dead_the_sidecar_has_no_opinion_until_one_answ
     first, second = endpoint(), endpoint()
     running = await sidecar(
         {"first": first.address, "second": second.address},
-        group={"health": {"interval_s": 0.2, "timeout_s": 2, "failures": 1}},
+        group={"health": {"interval_s": 0.2, "timeout_s": 2, "failures": 10}},  # refusals count at once
     )
 
     async with (

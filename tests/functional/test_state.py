@@ -51,7 +51,7 @@ async def up() -> AsyncIterator[engines.Engine]:
 async def test_a_running_kvring_shows_pools_endpoints_and_nothing_of_prompts(
     up: engines.Engine, unused_address: str, sidecar: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.2, "timeout_s": 2}}
+    quick = {"signals": {"interval_s": 0.05}, "health": {"interval_s": 0.2, "timeout_s": 2, "failures": 10}}
     running = await sidecar(
         {},
         pools=[
@@ -113,26 +113,22 @@ LIVE = re.findall(r"^(?:kvring state|curl) .*127\.0\.0\.1:9090.*$", OPERATIONS, 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 async def test_the_commands_of_the_operations_page_work_on_a_running_kvring(
-    sidecar: Launch, tmp_path: Path
+    up: engines.Engine, sidecar: Launch, tmp_path: Path
 ) -> None:
     assert len(LIVE) >= 5
-    up = await engines.Engine().start()
-    try:
-        running = await sidecar({"up": up.address})
-        binary = tmp_path / "kvring"
-        binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m extproc "$@"\n')
-        binary.chmod(0o755)
-        for line in LIVE:
-            command = line.replace("127.0.0.1:9090", running.admin).replace("curl ", "curl --fail ", 1)
-            process = await asyncio.create_subprocess_shell(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            out, err = await process.communicate()
-            assert process.returncode == 0, (line, err)
-            assert out
-    finally:
-        await up.stop()
+    running = await sidecar({"up": up.address})
+    binary = tmp_path / "kvring"
+    binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m extproc "$@"\n')
+    binary.chmod(0o755)
+    for line in LIVE:
+        command = line.replace("127.0.0.1:9090", running.admin).replace("curl ", "curl --fail ", 1)
+        process = await asyncio.create_subprocess_shell(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        assert process.returncode == 0, (line, err)
+        assert out
