@@ -18,7 +18,18 @@ import yaml
 
 from extproc.bootstrap import address
 
-__all__ = ["Fleet", "bare", "envoy_gateway", "istio", "only"]
+__all__ = [
+    "Fleet",
+    "bare",
+    "bootstrap",
+    "cluster",
+    "envoy_gateway",
+    "istio",
+    "manager",
+    "only",
+    "override_host",
+    "scrub",
+]
 
 _ENVOY = "type.googleapis.com/envoy"
 _HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -53,14 +64,14 @@ def istio(documents: list[dict[str, Any]], fleet: Fleet) -> dict[str, Any]:
     model, picker = (
         only(documents, "DestinationRule", name)["spec"]["trafficPolicy"] for name in ("vllm", "kvring")
     )
-    serving = _cluster(f"outbound|8000||{host}", fleet.endpoints)
+    serving = cluster(f"outbound|8000||{host}", fleet.endpoints)
     serving |= {"lb_policy": model["loadBalancer"]["simple"], "connect_timeout": "10s"}
     if model["loadBalancer"].get("localityLbSetting", {}).get("enabled", True):
         serving["common_lb_config"] = {"locality_weighted_lb_config": {}}
     serving["typed_extension_protocol_options"][_HTTP]["common_http_protocol_options"] = {
         "idle_timeout": model["connectionPool"]["http"]["idleTimeout"]
     }
-    asked = _cluster("outbound|9002||kvring.llm.svc.cluster.local", fleet.kvring, http2=True)
+    asked = cluster("outbound|9002||kvring.llm.svc.cluster.local", fleet.kvring, http2=True)
     asked["circuit_breakers"]["thresholds"][0] |= {
         "max_requests": picker["connectionPool"]["http"]["http2MaxRequests"],
         "max_pending_requests": picker["connectionPool"]["http"]["http1MaxPendingRequests"],
@@ -85,7 +96,7 @@ def istio(documents: list[dict[str, Any]], fleet: Fleet) -> dict[str, Any]:
         },
     }  # fmt: skip
     other = {"name": "other", "match": {"path": "/other"}, "direct_response": {"status": 204}}
-    config = _bootstrap([other, route], [serving, asked])
+    config = bootstrap([other, route], [serving, asked])
     for patch in only(documents, "EnvoyFilter")["spec"]["configPatches"]:
         _patch(config, patch)
     return config
@@ -93,15 +104,15 @@ def istio(documents: list[dict[str, Any]], fleet: Fleet) -> dict[str, Any]:
 
 def _patch(config: dict[str, Any], patch: dict[str, Any]) -> None:
     match, value = patch["match"], patch["patch"]["value"]
-    manager = _manager(config)
+    found = manager(config)
     match patch["applyTo"], patch["patch"]["operation"]:
         case "HTTP_FILTER", "INSERT_BEFORE":
             before = match["listener"]["filterChain"]["filter"]["subFilter"]["name"]
-            names = [one["name"] for one in manager["http_filters"]]
-            manager["http_filters"].insert(names.index(before), copy.deepcopy(value))
+            names = [one["name"] for one in found["http_filters"]]
+            found["http_filters"].insert(names.index(before), copy.deepcopy(value))
         case "HTTP_ROUTE", "MERGE":
             wanted = match["routeConfiguration"]["vhost"]["route"]["name"]
-            routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+            routes = found["route_config"]["virtual_hosts"][0]["routes"]
             _merge_into(next(one for one in routes if one["name"] == wanted), value)
         case "CLUSTER", "MERGE":
             wanted = f"outbound|{match['cluster']['portNumber']}||{match['cluster']['service']}"
@@ -130,15 +141,15 @@ def envoy_gateway(documents: list[dict[str, Any]], fleet: Fleet) -> dict[str, An
     extension = only(documents, "EnvoyExtensionPolicy")["spec"]["extProc"][0]
     traffic = only(documents, "BackendTrafficPolicy")["spec"]
     client = only(documents, "ClientTrafficPolicy")["spec"]
-    serving = _cluster("httproute/llm/llm/rule/0", fleet.endpoints)
+    serving = cluster("httproute/llm/llm/rule/0", fleet.endpoints)
     serving["circuit_breakers"] = _breakers(traffic["circuitBreaker"])
     idle = {"idle_timeout": traffic["timeout"]["http"]["connectionIdleTimeout"]}
     serving["typed_extension_protocol_options"][_HTTP]["common_http_protocol_options"] = idle
     sources = [
         {"header": one["header"]} for one in traffic["loadBalancer"]["endpointOverride"]["extractFrom"]
     ]
-    serving["load_balancing_policy"] = _override_host(sources)
-    asked = _cluster("envoyextensionpolicy/llm/kvring/extproc/0", fleet.kvring, http2=True)
+    serving["load_balancing_policy"] = override_host(sources)
+    asked = cluster("envoyextensionpolicy/llm/kvring/extproc/0", fleet.kvring, http2=True)
     asked["circuit_breakers"] = _breakers(extension["backendSettings"]["circuitBreaker"])
     name = "envoy.filters.http.ext_proc/envoyextensionpolicy/llm/kvring/extproc/0"
     on = {"@type": f"{_ENVOY}.config.route.v3.FilterConfig", "config": {}}
@@ -155,23 +166,10 @@ def envoy_gateway(documents: list[dict[str, Any]], fleet: Fleet) -> dict[str, An
         },
         "typed_per_filter_config": {name: on},
     }
-    config = _bootstrap([route], [serving, asked])
-    limit = client["connection"]["bufferLimit"]
-    config["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"] = (
-        int(limit.removesuffix("Mi")) << 20
-    )
-    manager = _manager(config)
-    manager["stream_idle_timeout"] = _seconds(client["timeout"]["http"]["streamIdleTimeout"])
-    removed = client.get("headers", {}).get("earlyRequestHeaders", {}).get("remove", [])
-    if removed:
-        manager["early_header_mutation_extensions"] = [{
-            "name": "envoy.http.early_header_mutation.header_mutation",
-            "typed_config": {
-                "@type": f"{_ENVOY}.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-                "mutations": [{"remove": header} for header in removed],
-            },
-        }]  # fmt: skip
-    manager["http_filters"].insert(0, {"name": name, "disabled": True, "typed_config": _asking(extension)})
+    config = bootstrap([route], [serving, asked])
+    scrub(config, client)
+    asking = {"name": name, "disabled": True, "typed_config": _asking(extension)}
+    manager(config)["http_filters"].insert(0, asking)
     for one in documents:
         if one["kind"] == "EnvoyPatchPolicy":
             for patch in one["spec"]["jsonPatches"]:
@@ -179,6 +177,25 @@ def envoy_gateway(documents: list[dict[str, Any]], fleet: Fleet) -> dict[str, An
                 assert patch["operation"]["op"] == "add"
                 target[patch["operation"]["path"].removeprefix("/")] = patch["operation"]["value"]
     return config
+
+
+def scrub(config: dict[str, Any], client: dict[str, Any]) -> None:
+    """What the `spec` of a ClientTrafficPolicy does: limits, and headers of clients that are removed."""
+    limit = client["connection"]["bufferLimit"]
+    config["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"] = (
+        int(limit.removesuffix("Mi")) << 20
+    )
+    found = manager(config)
+    found["stream_idle_timeout"] = _seconds(client["timeout"]["http"]["streamIdleTimeout"])
+    removed = client.get("headers", {}).get("earlyRequestHeaders", {}).get("remove", [])
+    if removed:
+        found["early_header_mutation_extensions"] = [{
+            "name": "envoy.http.early_header_mutation.header_mutation",
+            "typed_config": {
+                "@type": f"{_ENVOY}.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+                "mutations": [{"remove": header} for header in removed],
+            },
+        }]  # fmt: skip
 
 
 def _asking(extension: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +238,7 @@ def _seconds(text: str) -> str:
 # ---- both ----
 
 
-def _bootstrap(routes: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> dict[str, Any]:
+def bootstrap(routes: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> dict[str, Any]:
     manager = {
         "@type": f"{_ENVOY}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "llm",
@@ -250,12 +267,12 @@ def _bootstrap(routes: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> 
     }  # fmt: skip
 
 
-def _manager(config: dict[str, Any]) -> dict[str, Any]:
+def manager(config: dict[str, Any]) -> dict[str, Any]:
     chain = config["static_resources"]["listeners"][0]["filter_chains"][0]
     return chain["filters"][0]["typed_config"]
 
 
-def _cluster(name: str, addresses: list[str], *, http2: bool = False) -> dict[str, Any]:
+def cluster(name: str, addresses: list[str], *, http2: bool = False) -> dict[str, Any]:
     protocol = {"http2_protocol_options": {}} if http2 else {"http_protocol_options": {}}
     hosts = [{"endpoint": {"address": address.parse(one).envoy()}} for one in addresses]
     return {
@@ -271,7 +288,7 @@ def _cluster(name: str, addresses: list[str], *, http2: bool = False) -> dict[st
     }  # fmt: skip
 
 
-def _override_host(sources: list[dict[str, Any]]) -> dict[str, Any]:
+def override_host(sources: list[dict[str, Any]]) -> dict[str, Any]:
     policies = f"{_ENVOY}.extensions.load_balancing_policies"
     fallback = {
         "name": "envoy.load_balancing_policies.least_request",
@@ -296,7 +313,7 @@ def bare(text: str, fleet: Fleet, folder: Path) -> dict[str, Any]:
     config["admin"]["address"]["socket_address"]["port_value"] = 0
     listener = config["static_resources"]["listeners"][0]
     listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": 0}
-    _manager(config)["route_config"]["virtual_hosts"][0]["response_headers_to_add"] = [
+    manager(config)["route_config"]["virtual_hosts"][0]["response_headers_to_add"] = [
         {"header": {"key": "x-kvring-endpoint", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     ]
     serving, asked = config["static_resources"]["clusters"]

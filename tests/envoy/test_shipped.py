@@ -1,7 +1,7 @@
 """The shipped configurations, as they are, under real traffic: what D02, D03 and D06 of the cases ask.
 
-Bare files run with a test's addresses in them; files for Istio and Envoy Gateway as those would program Envoy
-(tests/deploy/shapes.py).
+Bare files run with a test's addresses in them; files for gateways as those would program Envoy
+(tests/deploy/shapes.py, pool_shapes.py). One kvring serves all of them, plaintext or TLS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest_asyncio
 import yaml
 
 from extproc import bootstrap, gateway
-from tests.deploy import manifests, shapes
+from tests.deploy import manifests, pool_shapes, shapes
 from tests.envoy import client
 from tests.envoy import fleet as fleets
 
@@ -30,7 +30,17 @@ def _documents(*names):
     return [one for name in names for one in manifests.documents((ENVOY / name).read_text())]
 
 
+POOLS = {
+    "inferencepool/istio.yaml": pool_shapes.istio,
+    "inferencepool/ai-gateway.yaml": pool_shapes.ai_gateway,
+    "inferencepool/agentgateway.yaml": pool_shapes.agentgateway,
+}
+DIAL_TLS = ("inferencepool/ai-gateway.yaml", "inferencepool/agentgateway.yaml")
+
+
 def _shape(name, fleet, folder):
+    if name in POOLS:
+        return POOLS[name](_documents("inferencepool/pool.yaml", name), fleet)
     if name.startswith("istio/"):
         return shapes.istio(_documents(name), fleet)
     if name.startswith("envoy-gateway/"):
@@ -60,8 +70,9 @@ ALL = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def behind(tmp_path_factory):
-    """Replicas and one kvring; a test puts an Envoy of its own before them."""
-    async with fleets.fleet(tmp_path_factory.mktemp("fleet"), policy="ring") as running:
+    """Replicas and one kvring with both ports; a test puts an Envoy of its own before them."""
+    settings = {"tls": {"listen": "127.0.0.1:0"}}
+    async with fleets.fleet(tmp_path_factory.mktemp("fleet"), policy="ring", settings=settings) as running:
         yield running
 
 
@@ -70,7 +81,7 @@ async def _door(name, running, folder, **changes):
     """Base URL of an Envoy with this configuration, once it asks kvring if there is one."""
     addresses = {
         "endpoints": running.addresses,
-        "kvring": [running._listen["grpc"]],
+        "kvring": [running.kvring.ready["tls" if name in DIAL_TLS else "grpc"]],
         "health": running._listen["health"],
     } | changes
     config = _shape(name, shapes.Fleet(**addresses), folder)
@@ -88,7 +99,7 @@ def _prompt(number):
     return client.chat_body(f"conversation {number} goes on and on " * 80)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [*ALL, *POOLS])
 async def test_a_shipped_configuration_routes_by_prefix_and_takes_large_and_slow_bodies(
     name, behind, tmp_path
 ):
@@ -144,6 +155,41 @@ async def test_without_any_kvring_a_shipped_configuration_is_open_or_closed_as_i
         assert {answer.status for answer in answers} == {503 if closed else 200}
         if not closed:  # balanced by Envoy, wherever the client points
             assert len({answer.headers["x-kvring-endpoint"] for answer in answers}) > 1
+
+
+async def test_ai_gateway_fails_closed_whatever_the_pool_says(behind, tmp_path):
+    """And a client that names an endpoint does not get there: docs/gateways/ai-gateway.md."""
+    name = "inferencepool/ai-gateway.yaml"
+    reference = shapes.only(_documents("inferencepool/pool.yaml"), "InferencePool")["spec"]
+    assert reference["endpointPickerRef"]["failureMode"] == "FailOpen"
+    target = {bootstrap.DESTINATION: behind.addresses[0]}
+    async with _door(name, behind, tmp_path, kvring=[NOBODY], health=NOBODY) as url:
+        answers = [await _post(behind, url, _prompt(number), **target) for number in range(4)]
+    assert {answer.status for answer in answers} == {500}
+
+
+@pytest.mark.parametrize("name", POOLS)
+async def test_around_a_pool_kvring_also_places_what_has_no_body_and_no_client_steers(name, behind, tmp_path):
+    target = {bootstrap.DESTINATION: behind.addresses[0]}
+    async with _door(name, behind, tmp_path) as url:
+        before = await behind.metric("kvring_choices_total")
+        async with behind.http.get(f"{url}/v1/models", headers=target) as answer:
+            assert answer.status == 200
+        homes = {
+            number: (await _post(behind, url, _prompt(number), **target)).headers["x-kvring-endpoint"]
+            for number in range(8)
+        }
+        assert len(set(homes.values())) > 1
+        assert await behind.metric("kvring_choices_total") == before + 9
+
+
+async def test_a_list_of_endpoints_would_lead_ai_gateway_nowhere(tmp_path):
+    """So `alternates` stays 0 there, as its page says; Istio takes the list."""
+    settings = {"tls": {"listen": "127.0.0.1:0"}}
+    async with fleets.fleet(tmp_path, settings=settings, pool={"alternates": 1}) as running:
+        for name, status in (("inferencepool/ai-gateway.yaml", 503), ("inferencepool/istio.yaml", 200)):
+            async with _door(name, running, tmp_path) as url:
+                assert (await _post(running, url, _prompt(0))).status == status
 
 
 async def test_without_the_scrub_a_client_would_steer_so_the_test_above_means_something(behind, tmp_path):
