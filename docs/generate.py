@@ -12,6 +12,7 @@ import chart
 
 from extproc import metrics, pool, router, traps, views
 from extproc.config import allowed
+from extproc.conformance import catalogue
 from extproc.doctor import promql
 from extproc.signals import Engine
 
@@ -67,6 +68,18 @@ def promql_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def conformance_table() -> str:
+    """The table of checks, in the order of the report."""
+    lines = [
+        "| check | | what is asked | where it fails, operators see | source |",
+        "|---|---|---|---|---|",
+    ]
+    for check in catalogue.ALL:
+        cells = (check.severity.value, check.asks, check.shows, check.source)
+        lines.append(f"| `{check.id}` | {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def _cell(text: str) -> str:
     text = text.replace("^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", "letters, digits, `._:/-`")
     text = text.replace("^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", "lower-case letters, digits, `.-`")
@@ -95,6 +108,7 @@ def main() -> int:
         ("metrics.md", metric_table()),
         ("envoy.md", trap_table()),
         ("doctor.md", promql_table()),
+        ("conformance.md", conformance_table()),
     )
     for name, table in tables:
         page = _HERE / name

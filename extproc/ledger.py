@@ -6,7 +6,8 @@
 `pending` is uncached prompt tokens sent and not yet prefilled, `inflight` open requests. A lease adds both
 in the same step as the choice, so that arrivals of one loop turn see each other. Pending falls when prefill
 is seen to be over (first piece of the answer's body) or is expected to be: an endpoint prefills what it was
-sent in order, at `prefill_tokens_per_s`. Inflight and kv fall at release.
+sent in order, at `prefill_tokens_per_s`, and what is over or was given up before its turn takes no time.
+Inflight and kv fall at release.
 
 What an endpoint's open requests hold of its KV cache decides whether one more starts or queues; the engine's
 own gauge tells it a second late, and a burst needs it at once.
@@ -113,7 +114,9 @@ _NOTHING = Footprint()
 class _Account:
     """One endpoint's entry."""
 
-    __slots__ = ("busy_until_s", "inflight", "leases", "marks", "pending", "prefilling", "rest_tokens")
+    __slots__ = (
+        "began_s", "inflight", "leases", "looked_s", "marks", "pending", "prefilling", "rest_tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.leases: dict[Lease, None] = {}  # those open, in the order they were taken
@@ -121,14 +124,15 @@ class _Account:
         self.rest_tokens = 0
         self.inflight = 0
         self.pending = 0
-        self.busy_until_s = 0.0
-        self.prefilling: deque[Lease] = deque()  # in order of expected_s where tokens wait
+        self.prefilling: deque[Lease] = deque()  # in the order they were taken, some settled
+        self.began_s = 0.0  # when the first of these is believed to have had its turn
+        self.looked_s = 0.0
 
 
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_holds", "_ledger", "_open", "expected_s", "number", "taken_s", "tokens")
+    __slots__ = ("_account", "_holds", "_ledger", "_open", "number", "taken_s", "tokens")
 
     def __init__(
         self, ledger: Ledger, account: _Account, uncached_tokens: int, now: float, holds: Footprint
@@ -141,7 +145,6 @@ class Lease:
         self._account = account
         self._open = True
         self.tokens = 0  # still pending
-        self.expected_s = now
         self._enter(uncached_tokens, now)
 
     def prefilled(self) -> None:
@@ -163,7 +166,10 @@ class Lease:
         if not self._open:
             return
         if self.tokens:
-            self._account.prefilling.remove(self)
+            queue = self._account.prefilling
+            if queue[0] is self:  # the next has its turn from now on
+                self._account.began_s = now
+            queue.remove(self)
         waits = uncached_tokens if self.tokens else 0
         self._leave()
         if self.number and self._ledger.outbox is not None:
@@ -184,11 +190,8 @@ class Lease:
 
     def _enter(self, uncached_tokens: int, now: float) -> None:
         account, holds = self._account, self._holds
-        _expire(account, now)
-        start_s = max(now, account.busy_until_s) if account.pending else now
+        _expire(account, now, self._ledger.prefill_tokens_per_s)
         self.tokens = uncached_tokens
-        self.expected_s = start_s + uncached_tokens / self._ledger.prefill_tokens_per_s
-        account.busy_until_s = self.expected_s
         account.leases[self] = None
         for mark in holds.marks:
             account.marks[mark] = account.marks.get(mark, 0) + 1
@@ -224,7 +227,7 @@ class Ledger:
         account = self._accounts.get(endpoint)
         if account is None:
             return Load(0, 0)
-        _expire(account, now)
+        _expire(account, now, self.prefill_tokens_per_s)
         return Load(account.inflight, account.pending, _kv_tokens(account))
 
     def loads(
@@ -238,7 +241,7 @@ class Ledger:
             if account is None:
                 continue
             if account.prefilling:
-                _expire(account, now)
+                _expire(account, now, self.prefill_tokens_per_s)
             if account.inflight:
                 inflight[index] = account.inflight
                 pending[index] = account.pending
@@ -283,11 +286,23 @@ class Ledger:
             del self._accounts[endpoint]
 
 
-def _expire(account: _Account, now: float) -> None:
-    # One seen to be over early must not hide those behind it, which then expect to be over sooner.
+def _expire(account: _Account, now: float, rate: float) -> None:
+    """Settle whose prefill is expected to be over by `now`."""
     queue = account.prefilling
-    while queue and (not queue[0].tokens or queue[0].expected_s <= now):
-        queue.popleft().settle()
+    while queue:
+        first = queue[0]
+        if first.tokens:
+            over_s = account.began_s + first.tokens / rate
+            if over_s > now:
+                break
+            first.settle()
+            account.began_s = over_s
+        else:  # over before it was expected to be, at some time after the last look
+            account.began_s = max(account.began_s, account.looked_s)
+        queue.popleft()
+    if not queue:
+        account.began_s = now
+    account.looked_s = now
 
 
 def _kv_tokens(account: _Account) -> int:

@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": ("explain", "show how one request would be routed, and why"),
     "simulate": ("simulate", "what if: policies compared on a modelled fleet, without one"),
     "doctor": ("doctor", "read your engines' metrics: what is wrong, what to do, what it is worth"),
+    "conformance": ("conformance", "ask an endpoint picker whether it keeps to the protocol"),
     "probe": ("probe", "ask a kvring's health, as containers and helm test do"),
     "state": ("state", "show a running kvring: pools, endpoints, health, load, cache"),
     "sim-replica": ("sim_replica", "run simulated vLLM replicas"),

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n extproc/pb/kvring_ext_proc.proto\x12\x11kvring.extproc.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xa7\x05\n\x11ProcessingRequest\x12\x39\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1e.kvring.extproc.v1.HttpHeadersH\x00\x12:\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1e.kvring.extproc.v1.HttpHeadersH\x00\x12\x33\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x1b.kvring.extproc.v1.HttpBodyH\x00\x12\x34\n\rresponse_body\x18\x05 \x01(\x0b\x32\x1b.kvring.extproc.v1.HttpBodyH\x00\x12;\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1f.kvring.extproc.v1.HttpTrailersH\x00\x12<\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1f.kvring.extproc.v1.HttpTrailersH\x00\x12\x35\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x1b.kvring.extproc.v1.Metadata\x12H\n\nattributes\x18\t \x03(\x0b\x32\x34.kvring.extproc.v1.ProcessingRequest.AttributesEntry\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12\x41\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32(.kvring.extproc.v1.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"S\n\x0bHttpHeaders\x12-\n\x07headers\x18\x01 \x01(\x0b\x32\x1c.kvring.extproc.v1.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\">\n\x0cHttpTrailers\x12.\n\x08trailers\x18\x01 \x01(\x0b\x32\x1c.kvring.extproc.v1.HeaderMap\"<\n\tHeaderMap\x12/\n\x07headers\x18\x01 \x03(\x0b\x32\x1e.kvring.extproc.v1.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\xa4\x01\n\x08Metadata\x12H\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32/.kvring.extproc.v1.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\x90\x01\n\x15ProtocolConfiguration\x12:\n\x11request_body_mode\x18\x01 \x01(\x0e\x32\x1f.kvring.extproc.v1.BodySendMode\x12;\n\x12response_body_mode\x18\x02 \x01(\x0e\x32\x1f.kvring.extproc.v1.BodySendMode\"\x8c\x04\n\x12ProcessingResponse\x12=\n\x0frequest_headers\x18\x01 \x01(\x0b\x32\".kvring.extproc.v1.HeadersResponseH\x00\x12>\n\x10response_headers\x18\x02 \x01(\x0b\x32\".kvring.extproc.v1.HeadersResponseH\x00\x12\x37\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1f.kvring.extproc.v1.BodyResponseH\x00\x12\x38\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1f.kvring.extproc.v1.BodyResponseH\x00\x12?\n\x10request_trailers\x18\x05 \x01(\x0b\x32#.kvring.extproc.v1.TrailersResponseH\x00\x12@\n\x11response_trailers\x18\x06 \x01(\x0b\x32#.kvring.extproc.v1.TrailersResponseH\x00\x12\x42\n\x12immediate_response\x18\x07 \x01(\x0b\x32$.kvring.extproc.v1.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08response\"F\n\x0fHeadersResponse\x12\x33\n\x08response\x18\x01 \x01(\x0b\x32!.kvring.extproc.v1.CommonResponse\"C\n\x0c\x42odyResponse\x12\x33\n\x08response\x18\x01 \x01(\x0b\x32!.kvring.extproc.v1.CommonResponse\"N\n\x10TrailersResponse\x12:\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32!.kvring.extproc.v1.HeaderMutation\"\x9b\x02\n\x0e\x43ommonResponse\x12@\n\x06status\x18\x01 \x01(\x0e\x32\x30.kvring.extproc.v1.CommonResponse.ResponseStatus\x12:\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32!.kvring.extproc.v1.HeaderMutation\x12\x36\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1f.kvring.extproc.v1.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01\"c\n\x0eHeaderMutation\x12\x39\n\x0bset_headers\x18\x01 \x03(\x0b\x32$.kvring.extproc.v1.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"\x92\x02\n\x11HeaderValueOption\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvring.extproc.v1.HeaderValue\x12N\n\rappend_action\x18\x03 \x01(\x0e\x32\x37.kvring.extproc.v1.HeaderValueOption.HeaderAppendAction\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\"`\n\x0c\x42odyMutation\x12\x44\n\x11streamed_response\x18\x03 \x01(\x0b\x32\'.kvring.extproc.v1.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x95\x01\n\x11ImmediateResponse\x12-\n\x06status\x18\x01 \x01(\x0b\x32\x1d.kvring.extproc.v1.HttpStatus\x12\x32\n\x07headers\x18\x02 \x01(\x0b\x32!.kvring.extproc.v1.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x8f\x01\n\nHttpStatus\x12\x36\n\x04\x63ode\x18\x01 \x01(\x0e\x32(.kvring.extproc.v1.HttpStatus.StatusCode\"I\n\nStatusCode\x12\t\n\x05\x45MPTY\x10\x00\x12\x16\n\x11TOO_MANY_REQUESTS\x10\xad\x03\x12\x18\n\x13SERVICE_UNAVAILABLE\x10\xf7\x03*n\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x12\x08\n\x04GRPC\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n extproc/pb/kvring_ext_proc.proto\x12\x11kvring.extproc.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xa7\x05\n\x11ProcessingRequest\x12\x39\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1e.kvring.extproc.v1.HttpHeadersH\x00\x12:\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1e.kvring.extproc.v1.HttpHeadersH\x00\x12\x33\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x1b.kvring.extproc.v1.HttpBodyH\x00\x12\x34\n\rresponse_body\x18\x05 \x01(\x0b\x32\x1b.kvring.extproc.v1.HttpBodyH\x00\x12;\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1f.kvring.extproc.v1.HttpTrailersH\x00\x12<\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1f.kvring.extproc.v1.HttpTrailersH\x00\x12\x35\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x1b.kvring.extproc.v1.Metadata\x12H\n\nattributes\x18\t \x03(\x0b\x32\x34.kvring.extproc.v1.ProcessingRequest.AttributesEntry\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12\x41\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32(.kvring.extproc.v1.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"S\n\x0bHttpHeaders\x12-\n\x07headers\x18\x01 \x01(\x0b\x32\x1c.kvring.extproc.v1.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\">\n\x0cHttpTrailers\x12.\n\x08trailers\x18\x01 \x01(\x0b\x32\x1c.kvring.extproc.v1.HeaderMap\"<\n\tHeaderMap\x12/\n\x07headers\x18\x01 \x03(\x0b\x32\x1e.kvring.extproc.v1.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\xa4\x01\n\x08Metadata\x12H\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32/.kvring.extproc.v1.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"\x90\x01\n\x15ProtocolConfiguration\x12:\n\x11request_body_mode\x18\x01 \x01(\x0e\x32\x1f.kvring.extproc.v1.BodySendMode\x12;\n\x12response_body_mode\x18\x02 \x01(\x0e\x32\x1f.kvring.extproc.v1.BodySendMode\"\xc6\x04\n\x12ProcessingResponse\x12=\n\x0frequest_headers\x18\x01 \x01(\x0b\x32\".kvring.extproc.v1.HeadersResponseH\x00\x12>\n\x10response_headers\x18\x02 \x01(\x0b\x32\".kvring.extproc.v1.HeadersResponseH\x00\x12\x37\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1f.kvring.extproc.v1.BodyResponseH\x00\x12\x38\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1f.kvring.extproc.v1.BodyResponseH\x00\x12?\n\x10request_trailers\x18\x05 \x01(\x0b\x32#.kvring.extproc.v1.TrailersResponseH\x00\x12@\n\x11response_trailers\x18\x06 \x01(\x0b\x32#.kvring.extproc.v1.TrailersResponseH\x00\x12\x42\n\x12immediate_response\x18\x07 \x01(\x0b\x32$.kvring.extproc.v1.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x38\n\rmode_override\x18\t \x01(\x0b\x32!.kvring.extproc.v1.ProcessingModeB\n\n\x08response\"\x10\n\x0eProcessingMode\"F\n\x0fHeadersResponse\x12\x33\n\x08response\x18\x01 \x01(\x0b\x32!.kvring.extproc.v1.CommonResponse\"C\n\x0c\x42odyResponse\x12\x33\n\x08response\x18\x01 \x01(\x0b\x32!.kvring.extproc.v1.CommonResponse\"N\n\x10TrailersResponse\x12:\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32!.kvring.extproc.v1.HeaderMutation\"\x9b\x02\n\x0e\x43ommonResponse\x12@\n\x06status\x18\x01 \x01(\x0e\x32\x30.kvring.extproc.v1.CommonResponse.ResponseStatus\x12:\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32!.kvring.extproc.v1.HeaderMutation\x12\x36\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1f.kvring.extproc.v1.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01\"c\n\x0eHeaderMutation\x12\x39\n\x0bset_headers\x18\x01 \x03(\x0b\x32$.kvring.extproc.v1.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"\x92\x02\n\x11HeaderValueOption\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvring.extproc.v1.HeaderValue\x12N\n\rappend_action\x18\x03 \x01(\x0e\x32\x37.kvring.extproc.v1.HeaderValueOption.HeaderAppendAction\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\"\x86\x01\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x12\x44\n\x11streamed_response\x18\x03 \x01(\x0b\x32\'.kvring.extproc.v1.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x95\x01\n\x11ImmediateResponse\x12-\n\x06status\x18\x01 \x01(\x0b\x32\x1d.kvring.extproc.v1.HttpStatus\x12\x32\n\x07headers\x18\x02 \x01(\x0b\x32!.kvring.extproc.v1.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x8f\x01\n\nHttpStatus\x12\x36\n\x04\x63ode\x18\x01 \x01(\x0e\x32(.kvring.extproc.v1.HttpStatus.StatusCode\"I\n\nStatusCode\x12\t\n\x05\x45MPTY\x10\x00\x12\x16\n\x11TOO_MANY_REQUESTS\x10\xad\x03\x12\x18\n\x13SERVICE_UNAVAILABLE\x10\xf7\x03*n\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\x12\x08\n\x04GRPC\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
-  _globals['_BODYSENDMODE']._serialized_start=3272
-  _globals['_BODYSENDMODE']._serialized_end=3382
+  _globals['_BODYSENDMODE']._serialized_start=3387
+  _globals['_BODYSENDMODE']._serialized_end=3497
   _globals['_PROCESSINGREQUEST']._serialized_start=86
   _globals['_PROCESSINGREQUEST']._serialized_end=765
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=680
@@ -59,31 +59,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROTOCOLCONFIGURATION']._serialized_start=1257
   _globals['_PROTOCOLCONFIGURATION']._serialized_end=1401
   _globals['_PROCESSINGRESPONSE']._serialized_start=1404
-  _globals['_PROCESSINGRESPONSE']._serialized_end=1928
-  _globals['_HEADERSRESPONSE']._serialized_start=1930
-  _globals['_HEADERSRESPONSE']._serialized_end=2000
-  _globals['_BODYRESPONSE']._serialized_start=2002
-  _globals['_BODYRESPONSE']._serialized_end=2069
-  _globals['_TRAILERSRESPONSE']._serialized_start=2071
-  _globals['_TRAILERSRESPONSE']._serialized_end=2149
-  _globals['_COMMONRESPONSE']._serialized_start=2152
-  _globals['_COMMONRESPONSE']._serialized_end=2435
-  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_start=2379
-  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_end=2435
-  _globals['_HEADERMUTATION']._serialized_start=2437
-  _globals['_HEADERMUTATION']._serialized_end=2536
-  _globals['_HEADERVALUEOPTION']._serialized_start=2539
-  _globals['_HEADERVALUEOPTION']._serialized_end=2813
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=2688
-  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=2813
-  _globals['_BODYMUTATION']._serialized_start=2815
-  _globals['_BODYMUTATION']._serialized_end=2911
-  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2913
-  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2972
-  _globals['_IMMEDIATERESPONSE']._serialized_start=2975
-  _globals['_IMMEDIATERESPONSE']._serialized_end=3124
-  _globals['_HTTPSTATUS']._serialized_start=3127
-  _globals['_HTTPSTATUS']._serialized_end=3270
-  _globals['_HTTPSTATUS_STATUSCODE']._serialized_start=3197
-  _globals['_HTTPSTATUS_STATUSCODE']._serialized_end=3270
+  _globals['_PROCESSINGRESPONSE']._serialized_end=1986
+  _globals['_PROCESSINGMODE']._serialized_start=1988
+  _globals['_PROCESSINGMODE']._serialized_end=2004
+  _globals['_HEADERSRESPONSE']._serialized_start=2006
+  _globals['_HEADERSRESPONSE']._serialized_end=2076
+  _globals['_BODYRESPONSE']._serialized_start=2078
+  _globals['_BODYRESPONSE']._serialized_end=2145
+  _globals['_TRAILERSRESPONSE']._serialized_start=2147
+  _globals['_TRAILERSRESPONSE']._serialized_end=2225
+  _globals['_COMMONRESPONSE']._serialized_start=2228
+  _globals['_COMMONRESPONSE']._serialized_end=2511
+  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_start=2455
+  _globals['_COMMONRESPONSE_RESPONSESTATUS']._serialized_end=2511
+  _globals['_HEADERMUTATION']._serialized_start=2513
+  _globals['_HEADERMUTATION']._serialized_end=2612
+  _globals['_HEADERVALUEOPTION']._serialized_start=2615
+  _globals['_HEADERVALUEOPTION']._serialized_end=2889
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_start=2764
+  _globals['_HEADERVALUEOPTION_HEADERAPPENDACTION']._serialized_end=2889
+  _globals['_BODYMUTATION']._serialized_start=2892
+  _globals['_BODYMUTATION']._serialized_end=3026
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=3028
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=3087
+  _globals['_IMMEDIATERESPONSE']._serialized_start=3090
+  _globals['_IMMEDIATERESPONSE']._serialized_end=3239
+  _globals['_HTTPSTATUS']._serialized_start=3242
+  _globals['_HTTPSTATUS']._serialized_end=3385
+  _globals['_HTTPSTATUS_STATUSCODE']._serialized_start=3312
+  _globals['_HTTPSTATUS_STATUSCODE']._serialized_end=3385
 # @@protoc_insertion_point(module_scope)

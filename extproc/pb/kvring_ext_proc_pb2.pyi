@@ -114,7 +114,7 @@ class ProtocolConfiguration(_message.Message):
     def __init__(self, request_body_mode: _Optional[_Union[BodySendMode, str]] = ..., response_body_mode: _Optional[_Union[BodySendMode, str]] = ...) -> None: ...
 
 class ProcessingResponse(_message.Message):
-    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "immediate_response", "dynamic_metadata")
+    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "immediate_response", "dynamic_metadata", "mode_override")
     REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BODY_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class ProcessingResponse(_message.Message):
     RESPONSE_TRAILERS_FIELD_NUMBER: _ClassVar[int]
     IMMEDIATE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_METADATA_FIELD_NUMBER: _ClassVar[int]
+    MODE_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
     request_headers: HeadersResponse
     response_headers: HeadersResponse
     request_body: BodyResponse
@@ -131,7 +132,12 @@ class ProcessingResponse(_message.Message):
     response_trailers: TrailersResponse
     immediate_response: ImmediateResponse
     dynamic_metadata: _struct_pb2.Struct
-    def __init__(self, request_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., response_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., request_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., response_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., request_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., response_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., immediate_response: _Optional[_Union[ImmediateResponse, _Mapping]] = ..., dynamic_metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    mode_override: ProcessingMode
+    def __init__(self, request_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., response_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., request_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., response_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., request_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., response_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., immediate_response: _Optional[_Union[ImmediateResponse, _Mapping]] = ..., dynamic_metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., mode_override: _Optional[_Union[ProcessingMode, _Mapping]] = ...) -> None: ...
+
+class ProcessingMode(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class HeadersResponse(_message.Message):
     __slots__ = ("response",)
@@ -196,10 +202,14 @@ class HeaderValueOption(_message.Message):
     def __init__(self, header: _Optional[_Union[HeaderValue, _Mapping]] = ..., append_action: _Optional[_Union[HeaderValueOption.HeaderAppendAction, str]] = ...) -> None: ...
 
 class BodyMutation(_message.Message):
-    __slots__ = ("streamed_response",)
+    __slots__ = ("body", "clear_body", "streamed_response")
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_BODY_FIELD_NUMBER: _ClassVar[int]
     STREAMED_RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    body: bytes
+    clear_body: bool
     streamed_response: StreamedBodyResponse
-    def __init__(self, streamed_response: _Optional[_Union[StreamedBodyResponse, _Mapping]] = ...) -> None: ...
+    def __init__(self, body: _Optional[bytes] = ..., clear_body: _Optional[bool] = ..., streamed_response: _Optional[_Union[StreamedBodyResponse, _Mapping]] = ...) -> None: ...
 
 class StreamedBodyResponse(_message.Message):
     __slots__ = ("body", "end_of_stream")

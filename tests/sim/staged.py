@@ -18,6 +18,7 @@ __all__ = [
     "FACTORIES",
     "LARGE",
     "UNBOUNDED",
+    "Book",
     "Told",
     "cold",
     "filled",
@@ -36,6 +37,7 @@ __all__ = [
 A100 = performance.PRESETS["codellama-13b-a100-40"]
 LARGE = performance.PRESETS["8b-h100"]
 FACTORIES = policies.factories()
+NOTHING = ledger.Footprint()
 UNBOUNDED = policy.Limits(100.0, 1e9, 1e9)
 
 
@@ -150,6 +152,20 @@ def run(
         return made[-1]
 
     return simulation.run(asked, factory, seed), made[0]
+
+
+class Book(ledger.Ledger):
+    """A ledger with leases of another kind."""
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, prefill_tokens_per_s: float, kind: type[ledger.Lease]) -> None:
+        super().__init__(prefill_tokens_per_s)
+        self._kind = kind
+
+    def take(self, endpoint, uncached_tokens, now, holds=NOTHING):
+        self.open_leases += 1
+        return self._kind(self, self.account_of(endpoint), uncached_tokens, now, holds)
 
 
 def most_open(records: list[flight.Record]) -> dict[str, int]:

@@ -16,29 +16,14 @@ from extproc.sim import client, content, scenario
 from tests.sim import staged
 from tests.sim.staged import LARGE, cold, made_of, once, really_open
 
-NOTHING = ledger.Footprint()
 NAMES = [f"replica-{number}" for number in range(8)]
-
-
-class Book(ledger.Ledger):
-    """A ledger with leases of another kind."""
-
-    __slots__ = ("_kind",)
-
-    def __init__(self, prefill_tokens_per_s: float, kind: type[ledger.Lease]) -> None:
-        super().__init__(prefill_tokens_per_s)
-        self._kind = kind
-
-    def take(self, endpoint, uncached_tokens, now, holds=NOTHING):
-        self.open_leases += 1
-        return self._kind(self, self.account_of(endpoint), uncached_tokens, now, holds)
 
 
 def counting_with(kind: type[ledger.Lease]):
     """What makes a router count with leases of `kind`."""
 
     def spoil(told):
-        told.keep_books_in(Book(told.router.ledger.prefill_tokens_per_s, kind))
+        told.keep_books_in(staged.Book(told.router.ledger.prefill_tokens_per_s, kind))
 
     return spoil
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -181,3 +182,53 @@ class TestFirstToken:
         assert records[0].first_s < records[1].started_s < records[0].finished_s
         assert pending[0] == 0
         assert (pending[1] == 0) is holds
+
+
+class Ghost:
+    """What a request that was given up leaves in the row of prompts: its time, and no weight."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def settle(self) -> None:
+        self.tokens = 0
+
+
+class Lingering(ledger.Lease):
+    """Keeps its turn after its end."""
+
+    __slots__ = ()
+
+    def release(self):
+        queue = self._account.prefilling
+        if self.tokens and self in queue:
+            queue[queue.index(self)] = Ghost(self.tokens)
+        super().release()
+
+
+class TestGivenUp:
+    """L08: by estimate too, what clients give up before its turn makes nobody behind it wait."""
+
+    @pytest.mark.parametrize(("kind", "holds"), [(ledger.Lease, True), (Lingering, False)])
+    def test_what_is_believed_to_wait_does_wait(self, kind, holds):
+        def traffic():
+            rng = random.Random(1)
+            for number, at_s in enumerate(staged.poisson(rng, 200.0, 12.0)):
+                patience_s = rng.uniform(0.001, 0.02) if rng.random() < 0.5 else None
+                yield client.Start(at_s, once(cold(number, 2000, 60, patience_s=patience_s)))
+
+        def spoil(told):
+            told.keep_books_in(staged.Book(told.router.ledger.prefill_tokens_per_s, kind))
+
+        asked = made_of(traffic, models=(LARGE,) * 8, duration_s=13.0, sees_first_token=False)
+        records, told = staged.run(asked, "cost", spoil)
+        believed = waiting = 0
+        for at_s, loads in told.loads[::100]:
+            believed += sum(load.pending for load in loads.values())
+            waiting += sum(
+                one.prompt_tokens
+                for one in records
+                if one.started_s < at_s and one.first_s is not None and at_s < one.first_s
+            )
+        assert waiting > 100_000
+        assert (believed < 2 * waiting) is holds

@@ -18,6 +18,9 @@ WRONG = {
     "explain no.json --endpoint x": "kvring explain: --endpoint 'x' is not NAME=HOST:PORT",
     "explain no.json --header x": "kvring explain: --header 'x' is not NAME:VALUE",
     "envoy-config --replica a:1 --kvring x": "kvring envoy-config: 'x': expected HOST:PORT or unix:/PATH",
+    "conformance": "kvring conformance: no TARGET; see kvring conformance --help",
+    "conformance x --jobs 0": "kvring conformance: --jobs: 0 is not in 1..64; see kvring conformance --help",
+    "conformance --list --only x": "kvring conformance: 'x' is no check; --list shows them",
     "state --watch 0": "kvring state: --watch: 0 is not in 0.1..86400; see kvring state --help",
     "": "kvring: the following arguments are required: COMMAND; see kvring --help",
 }

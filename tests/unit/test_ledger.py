@@ -62,6 +62,15 @@ def test_prefill_that_ended_early_hides_none_behind_it() -> None:
     assert book.load(A, 2.0) == ledger.Load(2, 0)
 
 
+def test_prefill_given_up_half_way_lets_the_next_begin_then() -> None:
+    book = ledger.Ledger(1000)
+    first, _ = book.take(A, 4000, 0.0), book.take(A, 1000, 0.0)
+    assert book.load(A, 2.0).pending == 5000  # the last look before it ends
+    first.release()
+    assert book.load(A, 2.9).pending == 1000
+    assert book.load(A, 3.1).pending == 0
+
+
 def test_endpoint_that_rejoins_starts_clean_and_old_leases_end_harmlessly() -> None:
     book = ledger.Ledger(1000)
     old = [book.take(A, 100, 0.0) for _ in range(10)]
