@@ -195,6 +195,24 @@ async def test_tls_with_a_checked_name_and_a_client_certificate(tmp_path: Path) 
                 assert not any(one.connects for one in pair.states)
 
 
+async def test_tls_of_the_server_itself(tmp_path: Path) -> None:
+    own = certificates.Authority("store").write(tmp_path, "store")
+    port = valkey_server.free_port()
+    tls = ("--tls-port", str(port), "--tls-cert-file", str(own[0]), "--tls-key-file", str(own[1]))
+    authority = ("--tls-ca-cert-file", str(tmp_path / "store.ca"), "--tls-auth-clients", "no")
+    server = valkey_server.Server(tmp_path, more=(*tls, *authority))
+    try:
+        await server.start()
+    except AssertionError:
+        pytest.skip(f"{valkey_server.binary()} is built without TLS; VALKEY_SERVER may name another")
+    try:
+        url = f"valkeys://localhost:{port}"
+        async with ends(settings_.Store(url=url, ca_file=str(tmp_path / "store.ca"))) as pair:
+            await pair.talk()
+    finally:
+        await server.kill()
+
+
 async def test_replicas_share_over_tls_as_an_acl_user(
     tmp_path: Path, sidecar: Launch, unused_address: str
 ) -> None:
