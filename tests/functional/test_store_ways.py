@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from extproc import tls
+from extproc import certificate as certificate_
 from extproc.config import store as settings_
 from extproc.share import link
 from tests import valkey_server, valve
@@ -107,7 +107,7 @@ async def test_a_password_from_a_file_is_read_at_every_connect(tmp_path: Path) -
             assert all(one.connects >= 2 for one in pair.states)
             secret(tmp_path, "wrong")
             await server.ask("CLIENT", "KILL", "SKIPME", "yes", password="second")  # noqa: S106
-            await pair.silent("AuthenticationError")
+            await pair.silent("WRONGPASS")
 
 
 async def test_the_documented_acl_user_may_do_what_is_needed_and_nothing_is_denied(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_each_right_of_the_documented_acl_user_is_needed(tmp_path: Path, r
                     await asyncio.sleep(0.01)
 
             poking = asyncio.create_task(poke())
-            await pair.silent("NoPermissionError")
+            await pair.silent("NOPERM")
             poking.cancel()
         assert not pair.heard[0] | pair.heard[1]
 
@@ -146,7 +146,7 @@ async def test_each_right_of_the_documented_acl_user_is_needed(tmp_path: Path, r
 
 def certificate(directory: Path, host: str) -> tuple[str, str]:
     """Files of a self-signed certificate for `host`, and of its key."""
-    key, pem = tls.self_signed([host], NOW_S)
+    key, pem = certificate_.self_signed([host], NOW_S)
     paths = directory / f"{host}.pem", directory / f"{host}.key"
     for path, data in zip(paths, (pem, key), strict=True):
         path.write_bytes(data)
