@@ -4,6 +4,7 @@ async with valve.valve(server.socket) as between:
     between.url             # where the process connects
     between.shut()          # nothing passes any more, nobody is told: a network that swallows packets
     between.shut(0)         # only the connection made first
+    between.delay_s = 0.2   # what comes later than now passes so much later, at any rate: a long way
     between.cut()           # connections are reset, new ones too: a network that refuses
     between.open()          # as before; what waited passes
     between.connections     # made so far
@@ -26,6 +27,7 @@ class Valve:
         """
         self.port = 0
         self.connections = 0
+        self.delay_s = 0.0
         self._target, self._tls = target, tls
         self._shut: set[int] = set()
         self._all_shut = self._refuses = False
@@ -86,14 +88,30 @@ class Valve:
         writer.transport.abort()
 
     async def _pump(self, number: int, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        clock = asyncio.get_running_loop().time
+
+        async def pour() -> None:
             with contextlib.suppress(OSError):
-                while data := await source.read(65_536):
+                while True:
+                    due_s, data = await waiting.get()
+                    await asyncio.sleep(due_s - clock())
+                    if not data:
+                        return
                     while self._all_shut or number in self._shut:
                         await self._opened.wait()
                     sink.write(data)
                     await sink.drain()
+
+        pouring = asyncio.create_task(pour())
+        try:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65_536):
+                    waiting.put_nowait((clock() + self.delay_s, data))
+            waiting.put_nowait((clock() + self.delay_s, b""))
+            await pouring
         finally:
+            pouring.cancel()
             self._writers.discard(sink)
             sink.close()
 

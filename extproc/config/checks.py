@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from extproc.config import pools, values
+from extproc.config import pools, store, values
 
 __all__ = ["LISTENERS", "ConfigError", "Names", "check", "shown"]
 
@@ -53,18 +53,38 @@ def check(config: values.Config, names: Names) -> None:
     for number, group in enumerate(config.pools):
         _pool(f"pools[{number}]", group)
     _pools(config.pools)
-    if config.store is not None and not _STORE.fullmatch(config.store.url):
-        # not quoted: somebody may have written a password into it
-        raise ConfigError(
-            'store.url: not allowed; must be "valkey://HOST:PORT", "valkeys://" for TLS, more hosts behind'
-            ' commas, or "unix:///PATH"; a password goes into a file that store.password_file names'
-        )
+    if config.store is not None:
+        _store(config.store)
     if config.message_bytes_max < config.prompt_bytes_max:
         key = "message_bytes_max"
         raise ConfigError(
             f"{names.get(key, key)}: {config.message_bytes_max!r} is not allowed; must be at least"
             f" prompt_bytes_max, here {config.prompt_bytes_max}"
         )
+
+
+def _store(given: store.Store) -> None:
+    if not _STORE.fullmatch(given.url):
+        # not quoted: somebody may have written a password into it
+        raise ConfigError(
+            'store.url: not allowed; must be "valkey://HOST:PORT", "valkeys://" for TLS, more hosts behind'
+            ' commas, or "unix:///PATH"; a password goes into a file that store.password_file names'
+        )
+    scheme = given.url.partition("://")[0]
+    if not scheme.endswith("s"):
+        for key in ("ca_file", "cert_file", "key_file"):
+            if getattr(given, key) is not None:
+                raise ConfigError(
+                    f'store.{key}: without TLS of no use; store.url must begin with "valkeys://"'
+                )
+    if given.key_file is not None and given.cert_file is None:
+        raise ConfigError("store.cert_file: missing; key_file belongs to it")
+    if given.sentinel is not None and scheme == "unix":
+        raise ConfigError("store.sentinel: Sentinels have addresses; store.url must not be a Unix socket")
+    if given.sentinel is None:
+        for key in ("sentinel_user", "sentinel_password_file"):
+            if getattr(given, key) is not None:
+                raise ConfigError(f"store.{key}: without store.sentinel, the primary's name, nobody is asked")
 
 
 def _pool(where: str, group: pools.Pool) -> None:

@@ -226,6 +226,7 @@ async def several(
     workers: int = 0,
     engines: int = 8,
     speed: float = 20.0,
+    preset: str = PRESET,
     pool: dict | None = None,
     settings: dict | None = None,
     **steering,
@@ -233,7 +234,7 @@ async def several(
     """A running Several. store: its URL, or one for each process; None: they know nothing of each other.
     workers: so many of one `kvring serve` instead of `count` processes.
     """
-    model = performance.PRESETS[PRESET]
+    model = performance.PRESETS[preset]
     pool = {
         "kv_tokens": model.kv_tokens,
         "prefill_tokens_per_s": speed / model.token_s,

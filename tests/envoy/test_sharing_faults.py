@@ -8,12 +8,15 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 import pytest_asyncio
 
 from tests import valkey_server, valve
 from tests.envoy import client, pressure, several
 
 EACH = 4  # parked at each process, so that the count of open leases tells who hears whom
+# room for all that is asked, so that every one's view of it is the same; slow, so that answers take a while
+ENGINES = {"preset": "8b-h100", "speed": 0.4}
 AGREED_S = 15.0  # docs/high-availability.md says 3 s; a busy machine may take longer
 
 
@@ -58,7 +61,7 @@ async def stage(tmp_path_factory):
     async with (
         valkey_server.running(directory) as store,
         valve.valve(store.socket) as between,
-        several.several(directory, [store.url, store.url, between.url], engines=4, speed=1.0) as running,
+        several.several(directory, [store.url, store.url, between.url], engines=4, **ENGINES) as running,
     ):
         yield Stage(running, store, between)
 
@@ -100,6 +103,26 @@ async def test_a_replica_is_cut_off_from_the_store(stage):
             await client.until(tried, "another try")
         finally:
             stage.between.open()
+
+
+@pytest.mark.heavy
+async def test_a_replica_hangs_for_five_seconds(stage):
+    running = stage.running
+    async with pressure.parked(running, EACH):
+        async with pressure.load(running) as load:
+            running.kvrings[2].child.signal(signal.SIGSTOP)
+            try:
+                await asyncio.sleep(5)  # the case itself
+                for one in running.kvrings[:2]:
+                    assert (await running.state(one))["sharing"]["peers"] == 1
+                await load.more()  # those it had in hand wait for it, or for Envoy's patience
+            finally:
+                running.kvrings[2].child.signal(signal.SIGCONT)
+            print(f"replica hung: {await running.whole(2 * EACH):.2f} s until all heard all")  # noqa: T201
+            await load.more()
+        await running.counted(3 * EACH)
+    await running.settled()
+    await running.alike()
 
 
 async def test_a_replica_with_a_hundred_leases_is_killed_and_a_new_one_is_warm(stage):
@@ -151,7 +174,7 @@ def workers(parent: int) -> dict[int, int]:
 
 
 async def test_a_worker_dies_the_others_are_right_and_the_next_one_is_warm(tmp_path):
-    async with several.several(tmp_path, None, workers=3, engines=4, speed=1.0) as running:
+    async with several.several(tmp_path, None, workers=3, engines=4, **ENGINES) as running:
         parent = running.kvrings[0].child.pid
         async with pressure.parked(running, EACH):
             await running.counted(3 * EACH)

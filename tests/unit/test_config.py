@@ -280,6 +280,21 @@ def test_another_url_of_a_store_is_refused_without_being_quoted_beyond_its_schem
     assert "secret" not in said
 
 
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("ca_file", {"url": "valkey://a:1", "ca_file": "/ca.pem"}),
+        ("cert_file", {"url": "unix:///run/valkey.sock", "cert_file": "/a.pem"}),
+        ("cert_file", {"url": "valkeys://a:1", "key_file": "/a.key"}),
+        ("sentinel", {"url": "unix:///run/valkey.sock", "sentinel": "primary"}),
+        ("sentinel_user", {"url": "valkey://a:1", "sentinel_user": "kvring"}),
+        ("sentinel_password_file", {"url": "valkey://a:1", "sentinel_password_file": "/password"}),
+    ],
+)
+def test_what_a_store_would_have_no_use_for_is_refused(key: str, given: dict[str, str]) -> None:
+    assert refusal(MINIMAL | {"store": given}).startswith(f"store.{key}: ")
+
+
 # ---- combinations ----
 
 
