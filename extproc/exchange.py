@@ -284,7 +284,7 @@ class Exchange:
             if self._decision is not None:
                 self._decision.lease.prefilled()
         if seen.answer and not knew and self._router is not None and self.endpoint is not None:
-            self._router.answers.remember(seen.answer, self.endpoint.id, now)
+            self._router.answered(seen.answer, self.endpoint.id, now)
 
     # ---- the choice ----
 
