@@ -14,7 +14,7 @@ Called by: exchange; the simulator; `kvring explain`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -81,7 +81,11 @@ class Router:
         self._candidates = _candidates.Candidates(pool.ready)
         self.outbox = outbox
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, outbox)
-        self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
+        self.residency = _residency.Residency(
+            tuning.capacity(settings),
+            settings.residency_idle_s,
+            round(_ledger.OUTPUT_TOKENS / self.block_tokens),
+        )
         self.answers = _answers.Answers(settings.answers_max)
         self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
@@ -284,7 +288,12 @@ class Router:
             return (found.position[name] for name in order)
 
         known = self._survey.columns(found, request, held, footprint, self.settings, now)
-        question = self._question(request, known, key, ring_order, turn, chance)
+
+        def displaced_s(index: int) -> float:
+            more = (request.tokens - known.cached[index]) / self.block_tokens
+            return self.residency.displaced_s(found.names[index], math.ceil(max(more, 0.0)))
+
+        question = self._question(request, known, key, ring_order, turn, chance, displaced_s)
         pick = _policy.POLICIES[name](question)
         endpoint = found.endpoints[pick.index]
         cached = question.cached[pick.index]
@@ -333,6 +342,7 @@ class Router:
         ring_order: _policy.RingOrder,
         turn: int,
         chance: float,
+        displaced_s: Callable[[int], float],
     ) -> _policy.Question:
         limits = self.settings.limits
         if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
@@ -343,5 +353,5 @@ class Router:
                 known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
         return _policy.Question(
             known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
-            request.tokens, ring_order, limits, turn, chance,
+            request.tokens, ring_order, limits, turn, chance, displaced_s,
         )  # fmt: skip
