@@ -222,14 +222,14 @@ def _sharing(
         if siblings is None:
             raise RuntimeError("nobody to share with")
         among = siblings_.Siblings(siblings.directory, siblings.index, siblings.count)
-        return share.Sharing(shared, among, clock)
+        return share.Sharing(shared, entries, among, clock)
     try:
         from extproc.share import store  # noqa: PLC0415  (an extra: not there unless asked for)
     except ImportError as error:
         raise config.ConfigError(
             "store: needs the extra valkey (pip install '.[valkey]' in the checkout)"
         ) from error
-    return share.Sharing(shared, store.StoreLink(settings.store, chance), clock)
+    return share.Sharing(shared, entries, store.StoreLink(settings.store, chance), clock)
 
 
 async def _begin(sharing: share.Sharing, stack: contextlib.AsyncExitStack) -> None:

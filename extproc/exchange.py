@@ -276,7 +276,7 @@ class Exchange:
                 self._deciding.decision.lease.prefilled()
         of = self._deciding.router
         if seen.answer and not knew and of is not None and self.endpoint is not None:
-            of.answers.remember(seen.answer, self.endpoint.id, now)
+            of.answered(seen.answer, self.endpoint.id, now)
 
     # ---- the choice ----
 

@@ -173,8 +173,7 @@ class Lease:
         waits = uncached_tokens if self.tokens else 0
         self._leave()
         if self.number and self._ledger.outbox is not None:
-            self._ledger.outbox.ended(self.number)
-            self.number = 0
+            self.number = self._ledger.outbox.moved(self.number, endpoint, waits)
         self._account = self._ledger.account_of(endpoint)
         self._enter(waits, now)
 

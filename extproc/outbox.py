@@ -1,13 +1,15 @@
 """Outbox: what happened to this process's own leases and endpoints, until other replicas of kvring are told.
 
     began -> prefilled -> ended          of each own lease, in this order
-    restarted                            an endpoint's process is a new one
+    restarts                             endpoints whose process is a new one
 
-The ledger and the router write, the shared view reads (`news.view`). Nobody waits for it: where the reader is
+The ledger and the router write, the shared view reads (`news.view`). What the others need for their next
+choice, a dispatch or a restart, presses; the rest may wait for it. Nobody waits for the reader: where it is
 slow, the oldest entries leave, counted, and what they would have told is told again by the list of open
 leases.
 
-Never: prompt text; more than `entries_max` entries; a lease that stays `open` after its end.
+Never: prompt text; more than `entries_max` entries, or `BLOCKS_MAX` blocks in them; a lease that stays `open`
+after its end.
 Called by: router, ledger (write), news.view (reads).
 """
 
@@ -20,35 +22,42 @@ import msgspec
 from extproc import chain
 from extproc import pool as _pool
 
-__all__ = ["ENTRIES_MAX", "Began", "Ended", "Entry", "Open", "Outbox", "Prefilled", "Restarted"]
+__all__ = ["ENTRIES_MAX", "Answered", "Began", "Ended", "Entry", "Open", "Outbox", "Prefilled"]
 
 ENTRIES_MAX = 8192
+BLOCKS_MAX = 1 << 17
+RESTARTS_MAX = 1024
 
 
 class Began(msgspec.Struct, frozen=True, gc=False):
     """A dispatch: which endpoint of which pool, and what was sent there.
 
-    `number`: of the lease [>= 1]. `hashes`: the chain, () if there is none; `known_blocks`: how many leading
-    ones some endpoint held already, so that other replicas know them. `prompt_tokens`, `uncached_tokens`,
+    `number`: of the lease [>= 1]. `back`, `depth`, `hashes`: its chain from the first block on that no
+    endpoint held, so that others don't know it; `back` is the block before, at `depth` blocks, 0 and 0 where
+    there is none. `prompt_tokens`, `uncached_tokens`,
     `gpu_tokens`, `cached_tokens`: as estimated [>= 0]. `prefills`: whether the engine computes the prompt.
+    `again`: of a request that was told before, and then went elsewhere.
     """
 
     number: int
     pool: str
     endpoint: _pool.EndpointId
+    back: chain.BlockHash = 0
+    depth: int = 0
     hashes: tuple[chain.BlockHash, ...] = ()
-    known_blocks: int = 0
     prompt_tokens: float = 0.0
     uncached_tokens: int = 0
     gpu_tokens: float = 0.0
     cached_tokens: float = 0.0
     prefills: bool = True
+    again: bool = False
 
 
 class Open(msgspec.Struct, gc=False):
     """An own lease that has not ended. `uncached_tokens`: 0 once its prompt is seen to be prefilled.
 
-    `end`: the last hash of its chain, 0 if it has none: nothing here is as long as a prompt.
+    `end`: the last hash of its chain, at `depth` blocks, 0 if it has none: nothing here is as long as a
+    prompt.
     """
 
     pool: str
@@ -56,6 +65,7 @@ class Open(msgspec.Struct, gc=False):
     prompt_tokens: float
     uncached_tokens: int
     end: chain.BlockHash
+    depth: int
     prefills: bool
 
 
@@ -71,29 +81,35 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class Restarted(msgspec.Struct, frozen=True, gc=False):
-    """The process behind `endpoint` is a new one."""
+class Answered(msgspec.Struct, frozen=True, gc=False):
+    """`endpoint` gave the stored answer `key`."""
 
     pool: str
     endpoint: _pool.EndpointId
+    key: int
 
 
-Entry = Began | Prefilled | Ended | Restarted
+Entry = Began | Prefilled | Ended | Answered
 
 
 class Outbox:
     """One process's entries. `open`: own leases that have not ended; `dropped`: entries nobody read in
-    time.
+    time; `restarts`: pool and name of endpoints that were seen to be another process; `presses`: whether
+    something that waits should be told soon.
     """
 
-    __slots__ = ("_entries", "_numbers", "dropped", "open")
+    __slots__ = ("_blocks", "_entries", "_entries_max", "_numbers", "dropped", "open", "presses", "restarts")
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         """`entries_max`: kept until they are taken [>= 1]."""
-        self._entries: deque[Entry] = deque(maxlen=entries_max)
+        self._entries: deque[Entry] = deque()
+        self._entries_max = entries_max
+        self._blocks = 0
         self._numbers = 0
         self.open: dict[int, Open] = {}
+        self.restarts: deque[tuple[str, _pool.EndpointId]] = deque(maxlen=RESTARTS_MAX)
         self.dropped = 0
+        self.presses = False
 
     def __len__(self) -> int:
         """Entries that wait."""
@@ -104,18 +120,45 @@ class Outbox:
         self._numbers += 1
         return self._numbers
 
+    def dispatched(
+        self,
+        pool_name: str,
+        endpoint: _pool.EndpointId,
+        hashes: tuple[chain.BlockHash, ...],
+        known_blocks: int,
+        prompt_tokens: float,
+        uncached_tokens: int,
+        gpu_tokens: float,
+        cached_tokens: float,
+        prefills: bool,  # noqa: FBT001  (as in `Began`)
+    ) -> int:
+        """An own lease was taken; its number. `hashes`: the whole chain; `known_blocks`: how many leading
+        ones some endpoint held already; the rest as in `Began`.
+        """
+        number = self.next_number()
+        back = hashes[known_blocks - 1] if known_blocks else 0
+        self.began(
+            Began(
+                number, pool_name, endpoint, back, known_blocks, hashes[known_blocks:], prompt_tokens,
+                uncached_tokens, gpu_tokens, cached_tokens, prefills,
+            )
+        )  # fmt: skip
+        return number
+
     def began(self, dispatch: Began) -> None:
         """A lease was taken."""
-        end = dispatch.hashes[-1] if dispatch.hashes else 0
+        end = dispatch.hashes[-1] if dispatch.hashes else dispatch.back
         self.open[dispatch.number] = Open(
             dispatch.pool,
             dispatch.endpoint,
             dispatch.prompt_tokens,
             dispatch.uncached_tokens,
             end,
+            dispatch.depth + len(dispatch.hashes),
             dispatch.prefills,
         )
         self._note(dispatch)
+        self.presses = True
 
     def prefilled(self, number: int) -> None:
         """The prompt of an open lease is prefilled."""
@@ -129,16 +172,48 @@ class Outbox:
         if self.open.pop(number, None) is not None:
             self._note(Ended(number))
 
+    def moved(self, number: int, endpoint: _pool.EndpointId, uncached_tokens: int) -> int:
+        """The request of an open lease went to `endpoint` in the end; the lease's number from now on.
+
+        Args: uncached_tokens: left to prefill there [>= 0].
+        """
+        found = self.open.get(number)
+        if found is None:
+            return 0
+        self.ended(number)
+        began = Began(
+            self.next_number(), found.pool, endpoint, found.end, found.depth, (), found.prompt_tokens,
+            uncached_tokens, prefills=found.prefills, again=True,
+        )  # fmt: skip
+        self.began(began)
+        return began.number
+
+    def answered(self, pool_name: str, endpoint: _pool.EndpointId, key: int) -> None:
+        """An own request got a stored answer."""
+        self._note(Answered(pool_name, endpoint, key))
+
     def restarted(self, pool_name: str, endpoint: _pool.EndpointId) -> None:
         """An endpoint was seen to be another process."""
-        self._note(Restarted(pool_name, endpoint))
+        self.restarts.append((pool_name, endpoint))
+        self.presses = True
 
     def take(self, entries_max: int) -> list[Entry]:
         """The oldest entries, at most so many; they are gone from here then."""
         waiting = self._entries
-        return [waiting.popleft() for _ in range(min(entries_max, len(waiting)))]
+        if entries_max >= len(waiting):
+            self.presses = False
+        return [self._oldest() for _ in range(min(entries_max, len(waiting)))]
 
     def _note(self, entry: Entry) -> None:
-        if len(self._entries) == self._entries.maxlen:
+        if isinstance(entry, Began):
+            self._blocks += len(entry.hashes)
+        while len(self._entries) >= self._entries_max or (self._blocks > BLOCKS_MAX and self._entries):
+            self._oldest()
             self.dropped += 1
         self._entries.append(entry)
+
+    def _oldest(self) -> Entry:
+        entry = self._entries.popleft()
+        if isinstance(entry, Began):
+            self._blocks -= len(entry.hashes)
+        return entry

@@ -120,6 +120,7 @@ class Router:
         """
         at_s, seen_here = self._restarts.get(endpoint, (-math.inf, told))
         if now - at_s < _SAME_RESTART_S and not (told and seen_here):
+            self._restarts[endpoint] = at_s, seen_here or told  # seen here again, it is another one
             return
         self._restarts[endpoint] = now, told
         if told and self.outbox is not None:
@@ -134,6 +135,12 @@ class Router:
         self.ledger.forget(endpoint)
         self.sent.forget(endpoint)
         self.sent_own.forget(endpoint)
+
+    def answered(self, answer: str, endpoint: _pool.EndpointId, now: float) -> None:
+        """Note that `endpoint` gave the stored answer of this id."""
+        key = self.answers.remember(answer, endpoint, now)
+        if self.outbox is not None:
+            self.outbox.answered(self.pool.name, endpoint, key)
 
     def resize(self, endpoint: _pool.EndpointId, kv_tokens: float, host_kv_tokens: float) -> None:
         """Count on so much KV cache at `endpoint` [tokens]."""
@@ -254,13 +261,10 @@ class Router:
                 self.sent_own.count(*told)
         lease = self.ledger.take(chosen, uncached, now, footprint)
         if self.outbox is not None:
-            hashes = () if request.chain is None else request.chain.hashes
-            lease.number = self.outbox.next_number()
-            began = _outbox.Began(
-                lease.number, self.pool.name, chosen, hashes, held.most, request.tokens, uncached, gpu_tokens,
-                cached, request.prefills,
+            lease.number = self.outbox.dispatched(
+                self.pool.name, chosen, () if request.chain is None else request.chain.hashes, held.most,
+                request.tokens, uncached, gpu_tokens, cached, request.prefills,
             )  # fmt: skip
-            self.outbox.began(began)
         return _choice.Decision(made, lease, noted)
 
     def _weigh(

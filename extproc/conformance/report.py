@@ -111,6 +111,15 @@ def _sums(report: Report) -> Text:
     text.append(", ")
     text.append(f"{should} should failed", "yellow" if should else "")
     text.append(f", {report.count(Result.SKIP)} skipped")
+    for severity, style in ((Severity.MUST, "bold red"), (Severity.SHOULD, "yellow")):
+        failed = [
+            outcome.check.id
+            for outcome in report.outcomes
+            if outcome.result is Result.FAIL and outcome.check.severity is severity
+        ]
+        if failed:
+            text.append(f"\n{severity.value}: ")
+            text.append(", ".join(failed), style)
     return text
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc import chain, outbox, pool, router, tier
+from extproc import chain, pool, router, tier
 from extproc.news import hearsay, message, paths, peer
 
 __all__ = ["Counts", "Hearing"]
@@ -50,6 +50,11 @@ class Hearing:
         self._paths = paths.Paths()
         self.counts = Counts()
 
+    @property
+    def kept_blocks(self) -> int:
+        """Blocks of chains told lately."""
+        return self._paths.blocks
+
     def place(self, batch: message.Batch, place: int) -> tuple[router.Router, pool.EndpointId] | None:
         """The router and the name of an endpoint that a batch speaks of; None if we have no such."""
         pool_name, block_bytes, endpoint = batch.places[place]
@@ -71,19 +76,13 @@ class Hearing:
         if hashes is None:
             self.counts.unresolved += 1
             sender.missing.notice(now - peer.OVERLAP_S, now)
-        dispatch = outbox.Began(
-            told.number,
-            chooser.pool.name,
-            endpoint,
-            hashes or (),
-            0,
-            told.prompt_tokens,
-            told.uncached_tokens,
-            told.gpu_tokens,
-            told.cached_tokens,
-            told.prefills,
-        )
-        sender.began(told.number, hearsay.learn(chooser, dispatch, now))
+        sender.began(told.number, hearsay.learn(chooser, endpoint, hashes or (), told, now))
+
+    def answered(self, batch: message.Batch, told: message.Answered, now: float) -> None:
+        """Note where an answer was given."""
+        found = self.place(batch, told.place)
+        if found is not None:
+            found[0].answers.learn(told.key, found[1], now)
 
     def listed(
         self, batch: message.Batch, leases: tuple[message.Open, ...], sender: peer.Peer, now: float
@@ -103,10 +102,7 @@ class Hearing:
                 continue
             chooser, endpoint = found
             hashes = chooser.residency.path(one.end) if one.end else ()
-            lease = hearsay.lease(
-                chooser, endpoint, hashes, one.prompt_tokens, one.uncached_tokens, now, prefills=one.prefills
-            )
-            sender.began(number, lease)
+            sender.began(number, hearsay.lease(chooser, endpoint, hashes, one, now))
 
     def held(self, batch: message.Batch, now: float) -> None:
         """Note what endpoints are told to hold."""

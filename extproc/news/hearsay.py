@@ -8,54 +8,54 @@ Never: an endpoint that is no member. Called by: news.view.
 
 from __future__ import annotations
 
-from extproc import chain, ledger, outbox, pool, router
+from extproc import chain, ledger, pool, router
+from extproc.news import message
 
 __all__ = ["learn", "lease", "recall"]
 
 
-def learn(chooser: router.Router, told: outbox.Began, now: float) -> ledger.Lease:
-    """Note a dispatch to one of the router's members; its lease."""
-    if told.hashes:
-        blocks = chain.Chain(told.hashes, 0)
-        chooser.anchors.count(blocks, now)
+def learn(
+    chooser: router.Router,
+    endpoint: pool.EndpointId,
+    hashes: tuple[chain.BlockHash, ...],
+    told: message.Began,
+    now: float,
+) -> ledger.Lease:
+    """Note a dispatch to one of the router's members; its lease. `hashes`: the whole chain, () if unknown."""
+    if hashes:
+        blocks = chain.Chain(hashes, 0)
+        if not told.again:
+            chooser.anchors.count(blocks, now)
         if told.prefills:
-            chooser.residency.add(told.endpoint, blocks, now)
-    if told.prefills:
-        read = told.prompt_tokens if told.hashes else 0.0
+            chooser.residency.add(endpoint, blocks, now)
+    if not told.prefills:
+        return chooser.ledger.take(endpoint, told.uncached_tokens, now)
+    if not told.again:
+        read = told.prompt_tokens if hashes else 0
         chooser.sent.count(
-            told.endpoint,
+            endpoint,
             told.uncached_tokens,
             read,
             told.gpu_tokens,
             told.cached_tokens,
             read * chooser.settings.bytes_per_token,
         )
-    return lease(
-        chooser,
-        told.endpoint,
-        told.hashes,
-        told.prompt_tokens,
-        told.uncached_tokens,
-        now,
-        prefills=told.prefills,
-    )
+    holds = ledger.footprint(hashes, chooser.block_tokens, told.prompt_tokens)
+    return chooser.ledger.take(endpoint, told.uncached_tokens, now, holds)
 
 
 def lease(
     chooser: router.Router,
     endpoint: pool.EndpointId,
     hashes: tuple[chain.BlockHash, ...],
-    prompt_tokens: float,
-    uncached_tokens: int,
+    told: message.Open,
     now: float,
-    *,
-    prefills: bool,
 ) -> ledger.Lease:
     """Another replica's lease of a request of this chain, () if it is not known."""
     holds = ledger.Footprint()
-    if prefills:
-        holds = ledger.footprint(hashes, chooser.block_tokens, prompt_tokens)
-    return chooser.ledger.take(endpoint, uncached_tokens, now, holds)
+    if told.prefills:
+        holds = ledger.footprint(hashes, chooser.block_tokens, told.prompt_tokens)
+    return chooser.ledger.take(endpoint, told.uncached_tokens, now, holds)
 
 
 def recall(

@@ -29,6 +29,7 @@ __all__ = [
     "ENTRIES_MAX",
     "HASHES_MAX",
     "LEASES_MAX",
+    "Answered",
     "Ask",
     "Batch",
     "Began",
@@ -86,7 +87,8 @@ class Strange(enum.StrEnum):
 
 class Began(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A dispatch. `place`: position in `Batch.places`; `back`: hash of the last block known, 0 for none, at
-    `depth` blocks; `hashes`: those behind it. `prefills`: whether the engine computes the prompt.
+    `depth` blocks; `hashes`: those behind it. `prefills`: whether the engine computes the prompt; `again`:
+    whether the request was told before, and then went elsewhere.
     """
 
     number: _Number
@@ -99,6 +101,7 @@ class Began(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gpu_tokens: _Tokens
     cached_tokens: _Tokens
     prefills: bool = True
+    again: bool = False
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -128,6 +131,13 @@ class Restarted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     place: _Index
 
 
+class Answered(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An endpoint gave a stored answer; `key`: a hash of its id."""
+
+    place: _Index
+    key: _Hash
+
+
 class Ask(
     msgspec.Struct,
     frozen=True,
@@ -150,8 +160,8 @@ class Batch(
     omit_defaults=True,
     rename={
         "sender": "s", "number": "n", "open_leases": "o", "places": "p", "restarted": "r", "began": "b",
-        "prefilled": "f", "ended": "e", "asks": "q", "leases": "l", "held": "h", "to": "t", "last": "z",
-        "bye": "x",
+        "prefilled": "f", "ended": "e", "answered": "a", "asks": "q", "leases": "l", "held": "h", "to": "t",
+        "last": "z", "bye": "x",
     },
 ):  # fmt: skip
     """What `sender` tells in its message `number` [1, 2, ...]; it then has `open_leases` own leases open.
@@ -172,6 +182,7 @@ class Batch(
     began: Annotated[tuple[Began, ...], _MANY] = ()
     prefilled: Annotated[tuple[_Number, ...], _MANY] = ()
     ended: Annotated[tuple[_Number, ...], _MANY] = ()
+    answered: Annotated[tuple[Answered, ...], _MANY] = ()
     asks: Annotated[tuple[Ask, ...], _MANY] = ()
     leases: Annotated[tuple[Open, ...], msgspec.Meta(max_length=LEASES_MAX)] | None = None
     held: Annotated[tuple[Held, ...], _MANY] = ()
@@ -227,5 +238,8 @@ def unpack(data: bytes) -> tuple[chain.BlockHash, ...]:
 def _refers_well(batch: Batch) -> bool:
     """Whether entries refer only to places there are."""
     places = len(batch.places)
-    entries = (batch.restarted, batch.began, batch.held, batch.leases or ())
-    return not any(one.place >= places for kind in entries for one in kind)
+    for kind in (batch.restarted, batch.began, batch.answered, batch.held, batch.leases or ()):
+        for one in kind:
+            if one.place >= places:
+                return False
+    return True

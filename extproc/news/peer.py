@@ -4,7 +4,7 @@ Its leases stand in this replica's ledger beside the own ones, so that a bound h
 They end when the peer says so, when the peer's list of open leases lacks them, or when the peer has been
 silent too long.
 
-Never: more leases than `LEASES_MAX`; a lease that outlives its peer. Called by: news.view.
+Never: more leases of all peers than their `Room`; a lease that outlives its peer. Called by: news.view.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import math
 from collections.abc import Mapping
 
 from extproc import ledger
-from extproc.news import message
 
-__all__ = ["ALL_S", "OVERLAP_S", "Missing", "Peer"]
+__all__ = ["ALL_S", "OVERLAP_S", "Missing", "Peer", "Room"]
 
 ALL_S = 1e9
 """Longer than anything has been known."""
@@ -57,15 +56,26 @@ class Missing:
             self._from_s = math.inf if self._noticed_s <= asked_s else asked_s - OVERLAP_S
 
 
+class Room:
+    """`left`: leases that may still be kept, of all peers together [>= 0]."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, leases_max: int) -> None:
+        """Nothing is kept yet."""
+        self.left = leases_max
+
+
 class Peer:
     """`number`: of its last message; `heard_s`: when that came [s]; `listed_s`: when its open leases were
     asked for; `missing`: what endpoints were sent that may be unknown here.
     """
 
-    __slots__ = ("_leases", "heard_s", "listed_s", "missing", "number")
+    __slots__ = ("_leases", "_room", "heard_s", "listed_s", "missing", "number")
 
-    def __init__(self, number: int, now: float) -> None:
+    def __init__(self, number: int, now: float, room: Room) -> None:
         """Heard for the first time at `now` [s, monotonic], with its message `number`."""
+        self._room = room
         self.number = number
         self.heard_s = now
         self.listed_s: float | None = None
@@ -83,7 +93,8 @@ class Peer:
     def began(self, number: int, lease: ledger.Lease | None) -> None:
         """It took a lease; None: of an endpoint that is none of ours. One of the same number ends before."""
         self.ended(number)
-        if len(self._leases) < message.LEASES_MAX:
+        if self._room.left:
+            self._room.left -= 1
             self._leases[number] = lease
         elif lease is not None:
             lease.release()
@@ -96,7 +107,10 @@ class Peer:
 
     def ended(self, number: int) -> None:
         """A request of its is over."""
-        lease = self._leases.pop(number, None)
+        if number not in self._leases:
+            return
+        self._room.left += 1
+        lease = self._leases.pop(number)
         if lease is not None:
             lease.release()
 

@@ -72,12 +72,21 @@ class Telling:
         self.told: set[int] = set()
 
     @property
-    def waits(self) -> bool:
-        """Whether there is something to tell now."""
-        return bool(
-            len(self._outbox) or self._waiting or self._asks or self._answers
-            or self.leases_wanted
-        )  # fmt: skip
+    def hurries(self) -> bool:
+        """Whether a question or an answer waits: somebody knows too little until then."""
+        return bool(self._asks or self._answers or self.leases_wanted)
+
+    @property
+    def presses(self) -> bool:
+        """Whether it should be told soon: more than some ends and first tokens."""
+        waiting = self._outbox
+        return waiting.presses or bool(self._waiting) or len(waiting) >= _ENTRIES or self.hurries
+
+    def hold(self) -> None:
+        """Nothing can be told at present. What happened waits; restarts don't: when something can be told
+        again, everybody has seen them, and has perhaps sent something there since.
+        """
+        self._outbox.restarts.clear()
 
     def ask(self, to: int, *, leases: bool, since_s: float) -> None:
         """Ask replica `to` for its open leases, or for what was used in the last `since_s` [s, -1:
@@ -95,22 +104,25 @@ class Telling:
         """The next batch, with whatever there is to tell."""
         self._number += 1
         places = _Places(self._routers)
-        restarted: list[message.Restarted] = []
+        restarted = [message.Restarted(places(*one)) for one in self._outbox.restarts]
+        self._outbox.restarts.clear()
         began: list[message.Began] = []
-        prefilled: list[int] = []
+        prefilled: dict[int, None] = {}
         ended: list[int] = []
+        answered: list[message.Answered] = []
         for entry in self._entries():
             match entry:
                 case outbox.Began():
                     began.append(_began(entry, places(entry.pool, entry.endpoint)))
                     self.told.add(entry.number)
                 case outbox.Prefilled():
-                    prefilled.append(entry.number)
+                    prefilled[entry.number] = None
                 case outbox.Ended():
                     ended.append(entry.number)
+                    prefilled.pop(entry.number, None)  # its end says it too
                     self.told.discard(entry.number)
-                case outbox.Restarted():
-                    restarted.append(message.Restarted(places(entry.pool, entry.endpoint)))
+                case outbox.Answered():
+                    answered.append(message.Answered(places(entry.pool, entry.endpoint), entry.key))
         leases = self._leases(places)
         to, held, last = self._part(places)
         return message.Batch(
@@ -121,6 +133,7 @@ class Telling:
             began=tuple(began),
             prefilled=tuple(prefilled),
             ended=tuple(ended),
+            answered=tuple(answered),
             asks=self._questions(),
             leases=leases,
             held=tuple(held),
@@ -138,7 +151,7 @@ class Telling:
         while waiting and blocks < _BLOCKS_PER_BATCH:
             entry = waiting.popleft()
             if isinstance(entry, outbox.Began):
-                blocks += len(entry.hashes) - entry.known_blocks
+                blocks += len(entry.hashes)
             yield entry
 
     def _leases(self, places: Callable[[str, pool.EndpointId], int]) -> tuple[message.Open, ...] | None:
@@ -209,23 +222,23 @@ class _Places:
 
     @property
     def listed(self) -> tuple[tuple[str, int, str], ...]:
-        blocks = {name: one.settings.block_bytes for name, one in self._routers.items()}
-        return tuple((name, blocks[name], endpoint) for name, endpoint in self._known)
+        routers = self._routers
+        return tuple([(name, routers[name].settings.block_bytes, endpoint) for name, endpoint in self._known])
 
 
 def _began(entry: outbox.Began, place: int) -> message.Began:
-    known, hashes = entry.known_blocks, entry.hashes
     return message.Began(
         entry.number,
         place,
-        hashes[known - 1] if known else 0,
-        known,
-        message.pack(hashes[known:]),
+        entry.back,
+        entry.depth,
+        message.pack(entry.hashes),
         _tokens(entry.prompt_tokens),
         entry.uncached_tokens,
         _tokens(entry.gpu_tokens),
         _tokens(entry.cached_tokens),
         entry.prefills,
+        entry.again,
     )
 
 

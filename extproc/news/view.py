@@ -16,6 +16,7 @@ Called by: share (with real bytes), simulation (with delayed ones).
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,18 +24,27 @@ from dataclasses import dataclass
 from extproc import outbox, router
 from extproc.news import hearing, message, peer, telling
 
-__all__ = ["Settings", "View"]
+__all__ = ["LEASES_MAX", "Settings", "View"]
+
+LEASES_MAX = 1 << 17
+"""Open leases of all peers together that are kept; what is beyond them is not counted here."""
 
 _GONE_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`beat_s`: the longest a replica says nothing; `silent_s`: after which it is gone; `patience_s`:
-    before a question is asked again. `peers_max`: others that are listened to.
+    """`gather_s`: the shortest time between two messages where nothing hurries, since a message costs more
+    than what is in it; `part_s`: the same between two parts of an answer; `beat_s`: the longest a replica
+    says nothing, with ends and first tokens to tell or without; `look_s`: how often it is looked whether that
+    is over. `silent_s`: after which it is gone; `patience_s`: before a question is asked again. `peers_max`:
+    others that are listened to.
     """
 
+    gather_s: float = 0.02
+    part_s: float = 0.005
     beat_s: float = 0.5
+    look_s: float = 0.25
     silent_s: float = 3.0
     patience_s: float = 0.5
     peers_max: int = 64
@@ -48,8 +58,8 @@ class View:
     """
 
     __slots__ = (
-        "_beat_s", "_company", "_gone", "_hearing", "_peers", "_routers", "_sender", "_settings", "_telling",
-        "_warming", "counts", "reached", "strange", "warm",
+        "_company", "_gone", "_greets", "_hearing", "_looked_s", "_peers", "_room", "_routers", "_said_s",
+        "_sender", "_telling", "_warming", "counts", "reached", "settings", "strange", "warm",
     )  # fmt: skip
 
     def __init__(
@@ -66,11 +76,14 @@ class View:
         self._routers = routers
         self._hearing = hearing.Hearing(routers)
         self.counts = self._hearing.counts
-        self._settings = settings
+        self.settings = settings
         self._telling = telling.Telling(sender, routers, entries)
         self._peers: dict[int, peer.Peer] = {}
+        self._room = peer.Room(LEASES_MAX)
         self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
-        self._beat_s = 0.0
+        self._said_s = -math.inf  # when the last message was made
+        self._looked_s = -math.inf
+        self._greets = True
         self._warming: int | None = None  # the peer that was asked for all it knows
         self._company = 0  # peers, when messages passed
         self.reached = False
@@ -88,19 +101,38 @@ class View:
         return sum(map(len, self._peers.values()))
 
     @property
-    def waits(self) -> bool:
-        """Whether there is something to tell at once."""
-        return self._telling.waits or not self._beat_s
+    def kept_blocks(self) -> int:
+        """Blocks of peers' chains kept to find the next turn's beginning, beside residency."""
+        return self._hearing.kept_blocks
+
+    @property
+    def due_s(self) -> float:
+        """When what presses is to be told [s, monotonic]; never, if nothing presses.
+
+        At once after a silence: gathering would not make fewer messages, only later ones.
+        """
+        if self._telling.hurries:
+            return self._said_s + self.settings.part_s
+        presses = self._greets or self._telling.presses
+        return self._said_s + self.settings.gather_s if presses else math.inf
 
     def flush(self, now: float) -> bytes | None:
-        """The next message, None if there is nothing to tell and the others have heard from here lately.
+        """The next message, None if nothing presses and the others have heard from here lately.
 
         Args: now [s, monotonic].
         """
-        self._expire(now)
-        if not self._telling.waits and now < self._beat_s:
+        self._look(now)
+        presses = self._greets or self._telling.presses
+        if not presses and now < self._said_s + self.settings.beat_s:
             return None
         return self._message(now)
+
+    def hold(self, now: float) -> None:
+        """In place of `flush` while no message passes: what happened is told when one does, as much as the
+        outbox takes.
+        """
+        self._look(now)
+        self._telling.hold()
 
     def bye(self, now: float) -> bytes:
         """The last message."""
@@ -110,7 +142,7 @@ class View:
         """Say something at the next flush, whether there is news or not: somebody may hear us for the
         first time.
         """
-        self._beat_s = 0.0
+        self._greets = True
 
     def hear(self, data: bytes, now: float) -> None:
         """Take in what came from outside."""
@@ -127,7 +159,7 @@ class View:
                 self._gone.pop(batch.sender, None)
             return
         if known is None:
-            if len(self._peers) >= self._settings.peers_max:
+            if len(self._peers) >= self.settings.peers_max:
                 self.counts.crowd += 1
                 return
             known = self._meet(batch, now)
@@ -147,7 +179,7 @@ class View:
 
     def _meet(self, batch: message.Batch, now: float) -> peer.Peer:
         """A peer that was not there: new, or back again."""
-        met = self._peers[batch.sender] = peer.Peer(batch.number, now)
+        met = self._peers[batch.sender] = peer.Peer(batch.number, now, self._room)
         since = self._gone.pop(batch.sender, None)
         self.greet()
         if batch.number > 1:
@@ -159,13 +191,18 @@ class View:
             self._ask(batch.sender, met, now, leases=True)
         return met
 
+    def _look(self, now: float) -> None:
+        if now >= self._looked_s + self.settings.look_s:
+            self._looked_s = now
+            self._expire(now)
+
     def _expire(self, now: float) -> None:
         for number, one in list(self._peers.items()):
-            if now - one.heard_s > self._settings.silent_s:
+            if now - one.heard_s > self.settings.silent_s:
                 self.counts.expired += 1
                 self._drop(number)
             else:
-                unheard = one.listed_s is not None and now - one.listed_s > self._settings.patience_s
+                unheard = one.listed_s is not None and now - one.listed_s > self.settings.patience_s
                 self._ask(number, one, now, leases=unheard)
         if self._warming is not None and self._warming not in self._peers:  # it is gone: ask another
             self._warming = next(iter(self._peers), None)
@@ -183,7 +220,7 @@ class View:
 
     def _ask(self, number: int, one: peer.Peer, now: float, *, leases: bool) -> None:
         """Ask a peer for its open leases, and for what is missing unless that was asked just now."""
-        since_s = one.missing.question(now, self._settings.patience_s)
+        since_s = one.missing.question(now, self.settings.patience_s)
         if leases:
             one.listed_s = now
         if leases or since_s is not None:
@@ -205,6 +242,8 @@ class View:
                 found[0].restart(found[1], now, told=False)
         for dispatch in batch.began:
             self._hearing.began(batch, dispatch, sender, now)
+        for answer in batch.answered:
+            self._hearing.answered(batch, answer, now)
         for number in batch.prefilled:
             sender.prefilled(number)
         for number in batch.ended:
@@ -212,7 +251,7 @@ class View:
         if batch.leases is not None:
             self._hearing.listed(batch, batch.leases, sender, now)
         elif len(sender) != batch.open_leases and (
-            sender.listed_s is None or now - sender.listed_s > self._settings.patience_s
+            sender.listed_s is None or now - sender.listed_s > self.settings.patience_s
         ):
             self.counts.mismatches += 1
             self._ask(batch.sender, sender, now, leases=True)
@@ -238,7 +277,7 @@ class View:
 
     def _message(self, now: float, *, bye: bool = False) -> bytes:
         batch = self._telling.batch(bye=bye)
-        self._beat_s = now + self._settings.beat_s
+        self._said_s, self._greets = now, False
         data = message.encode(batch)
         self.counts.told += 1
         self.counts.told_bytes += len(data)

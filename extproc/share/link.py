@@ -18,17 +18,18 @@ Heard = Callable[[bytes], None]
 
 @dataclass(slots=True)
 class State:
-    """How a link fares. `dropped`: messages not sent, since nobody could take them; `problem`: why, if
-    anything is wrong, without secrets; `connects`: how often a connection was made.
+    """How a link fares. `connected`: it reaches all that it should; `carries`: at least somebody.
+
+    `dropped`: messages not sent, since nobody could take them; `problem`: why, if anything is wrong, without
+    secrets; `connects`: how often a connection was made.
     """
 
     kind: str
     connected: bool = False
+    carries: bool = False
     problem: str = ""
     dropped: int = 0
     connects: int = 0
-    sent: int = 0
-    waiting: int = 0
 
 
 class Link(Protocol):

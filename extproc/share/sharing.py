@@ -1,7 +1,8 @@
 """Sharing: moves messages between the view and a link, at the right time.
 
-The server says when something happened; `_BATCH_S` later, all that happened since leaves in one message. What
-comes is taken in at once. Twice a second at least something is said, so that the others know that we live.
+The server says when something happened. A choice is told at once, unless a message left just before: then
+all that happens until the next is due leaves in it (`view.Settings`). What comes is taken in at once. Twice
+a second at least something is said, so that the others know that we live.
 
 Never: a request that waits for any of it. Called by: app.
 """
@@ -10,34 +11,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 
-from extproc import views
+from extproc import outbox, views
 from extproc.news import view
 from extproc.share import link
 
 __all__ = ["Sharing"]
 
-_BATCH_S = 0.005
 _SETTLE_S = 1.0
 _ALONE_S = 0.3  # a peer answers a greeting in less
-_LOOK_S = 0.1  # between two looks whether it is time to say something
+_SETTLE_LOOK_S = 0.02
 
 
 class Sharing:
     """One process's sharing."""
 
-    def __init__(self, shared: view.View, way: link.Link, clock: Callable[[], float]) -> None:
-        """`clock`: monotonic [s]."""
+    def __init__(
+        self, shared: view.View, entries: outbox.Outbox, way: link.Link, clock: Callable[[], float]
+    ) -> None:
+        """`entries`: what `shared` tells of; `clock`: monotonic [s]."""
         self._view = shared
+        self._entries = entries
         self._link = way
         self._clock = clock
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def poke(self) -> None:
         """Something may have happened: tell it soon."""
-        if self._timer is None and self._view.waits:
-            self._timer = asyncio.get_running_loop().call_later(_BATCH_S, self._flush)
+        if self._timer is None and self._entries.presses:
+            self._plan()
 
     async def run(self) -> None:
         """Share until cancelled."""
@@ -53,7 +57,7 @@ class Sharing:
                 joined_s = self._clock()
             if joined_s is not None and not self._view.peers and self._clock() - joined_s > _ALONE_S:
                 return
-            await asyncio.sleep(_LOOK_S / 5)
+            await asyncio.sleep(_SETTLE_LOOK_S)
 
     async def stop(self) -> None:
         """Say good-bye, so that nobody has to wait until our leases expire."""
@@ -84,25 +88,39 @@ class Sharing:
             shared.counts.dispatches,
         )  # fmt: skip
 
+    def _plan(self) -> None:
+        """Be back when what presses is due."""
+        due_s = self._view.due_s
+        if self._timer is not None or due_s == math.inf:
+            return
+        loop = asyncio.get_running_loop()
+        wait_s = due_s - self._clock()
+        # never in this call: an answer may be about to be written
+        self._timer = loop.call_later(wait_s, self._flush) if wait_s > 0 else loop.call_soon(self._flush)
+
     def _joined(self) -> None:
         self._view.greet()
         self._flush()
 
     def _hear(self, data: bytes) -> None:
         self._view.hear(data, self._clock())
-        self.poke()
+        if self._timer is None:
+            self._plan()
 
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._view.reached = self._link.state.connected
+        if not self._link.state.carries:
+            self._view.hold(self._clock())
+            return
         data = self._view.flush(self._clock())
         if data is not None:
             self._link.send(data)
-        self.poke()
+        self._plan()
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self._view.settings.look_s)
             self._flush()

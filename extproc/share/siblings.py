@@ -56,7 +56,6 @@ class Siblings:
                 self.state.dropped += 1
             else:
                 transport.write(framed)
-                self.state.sent += 1
 
     async def close(self) -> None:
         """As in `link.Link`."""
@@ -91,6 +90,7 @@ class Siblings:
     def _note(self) -> None:
         missing = len(self._others) - len(self._to)
         self.state.connected = not missing
+        self.state.carries = bool(self._to)
         self.state.problem = f"{missing} of {len(self._others)} workers not reached" if missing else ""
 
 

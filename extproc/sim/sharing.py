@@ -9,17 +9,13 @@ Law: no chance, no clock but the simulation's. Called by: simulation.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 from extproc.news import view
 from extproc.sim import clock, policies
 
-__all__ = ["BATCH_S", "Sharing"]
-
-BATCH_S = 0.005
-"""How long a sidecar gathers what happens into one message."""
-
-_BEAT_S = 0.5
+__all__ = ["Sharing"]
 
 
 class Sharing:
@@ -52,9 +48,10 @@ class Sharing:
     def poke(self) -> None:
         """Something may have happened: it is told soon."""
         for number, one in enumerate(self._views):
-            if one.waits and not self._due[number]:
+            if not self._due[number] and one.due_s < math.inf:
                 self._due[number] = True
-                self._timer.after(BATCH_S, functools.partial(self._flush, number))
+                wait_s = max(one.due_s - self._timer.now, 0.0)
+                self._timer.after(wait_s, functools.partial(self._flush, number))
 
     def _flush(self, number: int) -> None:
         self._due[number] = False
@@ -73,4 +70,4 @@ class Sharing:
         for number in range(len(self._views)):
             if not self._due[number]:
                 self._flush(number)
-        self._timer.after(_BEAT_S, self._beat)
+        self._timer.after(view.Settings().look_s, self._beat)

@@ -69,7 +69,7 @@ TRAPS = {
     ),
     "two-duplex": Trap(
         "warning",
-        "two FULL_DUPLEX_STREAMED filters: bodies over 6.2 KB may be cut (envoy#41654)",
+        "two FULL_DUPLEX_STREAMED filters: before Envoy 1.40 bodies over 6.2 KB were cut (envoy#41654)",
         "another body mode for one of them",
     ),
     "body-limit": Trap(

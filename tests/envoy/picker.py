@@ -69,9 +69,9 @@ class Picker:
 
 
 @contextlib.asynccontextmanager
-async def picker() -> AsyncIterator[Picker]:
-    """A picker that listens, its health service (all SERVING) on the same port."""
-    running = Picker()
+async def picker(running: Picker | None = None) -> AsyncIterator[Picker]:
+    """A picker that listens, its health service (all SERVING) on the same port; `running`: this one."""
+    running = running or Picker()
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", 64 << 20),

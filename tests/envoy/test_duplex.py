@@ -69,7 +69,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(directory, retry_policy=None, **settings):
+async def rig(directory, retry_policy=None, change=lambda _built: None, **settings):
+    """A running Rig; `change`: what else is done to its bootstrap."""
     async with contextlib.AsyncExitStack() as stack:
         mirrors = [await stack.enter_async_context(mirror.mirror()) for _ in range(3)]
         others = {f"mirror-{number}": each.address for number, each in enumerate(mirrors)}
@@ -93,6 +94,7 @@ async def rig(directory, retry_policy=None, **settings):
             (options,) = cluster["typed_extension_protocol_options"].values()
             if "http_protocol_options" in options["explicit_http_config"]:
                 options["explicit_http_config"]["http_protocol_options"] = TRAILERS
+        change(built)
         envoy = await stack.enter_async_context(gateway.envoy(built))
         made = Rig(running, mirrors, envoy)
         await client.until(lambda: _healthy(envoy), "kvring known to Envoy")

@@ -237,6 +237,8 @@ class _Stream:
             return "10.0.0.9:8000"
         if "names" in self.faults and self.subset is None:
             return "vllm-0.svc:8000"
+        if "bare ipv6" in self.faults and self.subset is None:
+            return POOL[2].replace("[", "").replace("]", "")
         if "list" in self.faults:
             return ",".join(allowed)
         turn = int(self.shared.get("turn", b"0"))

@@ -1,13 +1,15 @@
 """Laws of what replicas tell each other: whatever is lost or forged, views meet again, and nothing breaks."""
 
+import math
 import random
 import tracemalloc
 
+import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc import chain, outbox, pool, router
+from extproc import chain, choice, outbox, pool, router
 from extproc.news import message, view
 
 NAMES = ("a", "b", "c")
@@ -110,6 +112,123 @@ def test_equal_traffic_gives_equal_anchors_whoever_it_goes_to():
         assert len(found) == 1
 
 
+def test_what_happened_while_nothing_passed_is_told_afterwards_so_that_anchors_agree():
+    rng = random.Random(6)
+    replicas, single = [Replica(number) for number in (1, 2, 3)], Replica(9)
+    now, chains = settle(replicas, 0.0), []
+    for turn in range(240):
+        now += 0.02
+        if turn < 60:
+            who, hashes = rng.choice(replicas), list(conversation(random.Random(turn % 20)))[turn % 4]
+        else:  # a prompt becomes hot, and one of them gets all of it
+            who, hashes = replicas[0], (7, 100, 101, *(rng.getrandbits(64) for _ in range(3)))
+        chains.append(hashes)
+        who.ask(hashes, now)
+        single.ask(hashes, now)
+        if turn < 60:
+            pass_on(replicas, now)
+        else:  # an outage of 3.6 s: they hold each other for gone
+            for one in replicas:
+                one.view.hold(now)
+                for lease in one.leases:
+                    lease.release()
+    assert [one.view.peers for one in replicas] == [0, 0, 0]
+    now = settle(replicas, now)
+    for hashes in chains:
+        found = {one.router.anchors.locate(chain.Chain(hashes, 1), 3) for one in (*replicas, single)}
+        assert len(found) == 1
+    assert [one.router.ledger.open_leases for one in replicas] == [0, 0, 0]
+    assert not any(one.view.counts.unresolved or one.entries.dropped for one in replicas)
+
+
+def test_a_restart_seen_while_nothing_passed_is_not_told_afterwards():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    one.router.restart(pool.EndpointId("a"), now)
+    for _ in range(10):
+        now += 0.5
+        one.view.hold(now)
+        other.view.hold(now)
+    other.router.residency.add(pool.EndpointId("a"), chain.Chain((1, 2, 3), 0), now)
+    settle([one, other], now)
+    assert "a" in held(other, (1, 2, 3), now)
+
+
+def test_ends_wait_for_the_next_dispatch_but_not_for_long():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    one.ask((1, 2, 3), now)
+    assert one.view.due_s <= now  # at once, after a silence
+    other.view.hear(one.view.flush(now), now)
+    one.leases.pop().release()
+    assert one.view.due_s == math.inf
+    assert one.view.flush(now + 0.3) is None
+    assert other.router.ledger.open_leases == 1
+    one.ask((1, 2, 3, 4), now + 0.3)
+    other.view.hear(one.view.flush(now + 0.3), now + 0.3)
+    assert other.router.ledger.open_leases == 1  # of the second; it told the first one's end too
+    one.leases.pop().release()
+    other.view.hear(one.view.flush(now + 0.81), now + 0.81)
+    assert other.router.ledger.open_leases == 0
+
+
+def test_a_request_that_went_elsewhere_in_the_end_counts_there_for_everybody():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    hashes = (1, 2, 3)
+    one.ask((7, 8, 9), now)
+    one.leases.pop().release()
+    one.ask(hashes, now)
+    now = settle([one, other], now)
+    endpoint = next(iter(held(other, hashes, now)))
+    elsewhere = next(name for name in NAMES if name != endpoint)
+    one.leases[0].move(elsewhere, 100, now)
+    now = settle([one, other], now)
+    for replica in (one, other):
+        assert [replica.router.ledger.load(name, now).inflight for name in NAMES] == [
+            int(name == elsewhere) for name in NAMES
+        ]
+    assert elsewhere in held(other, hashes, now)
+    assert sum(other.router.sent.to(name).requests for name in NAMES) == 2
+    foreseen = other.router.anchors.foresee(chain.Chain(hashes, 1), 3)
+    assert foreseen.hot[0].share == pytest.approx(2 / 3)  # it would be the second of three
+    one.leases.pop().release()
+    settle([one, other], now)
+    assert other.router.ledger.open_leases == 0
+
+
+def test_who_continues_an_answer_finds_its_endpoint_wherever_it_was_given():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    one.router.answered("resp_1", pool.EndpointId("b"), now)
+    settle([one, other], now)
+    request = router.Request(chain=None, tokens=0.0, previous="resp_1")
+    made = other.router.place(request, now + 9, 0.5).choice
+    assert (made.endpoint.id, made.keyed_by) == ("b", choice.KeyedBy.PREVIOUS)
+
+
+def test_two_dispatches_within_the_least_time_between_messages_leave_in_one():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    one.ask((1, 2, 3), now)
+    other.view.hear(one.view.flush(now), now)
+    one.ask((4, 5, 6), now + 0.001)
+    assert one.view.due_s == pytest.approx(now + 0.02)
+
+
+def test_an_outbox_nobody_reads_is_bounded_in_entries_and_in_blocks():
+    waiting = outbox.Outbox(entries_max=100)
+    for number in range(1, 1000):
+        waiting.began(outbox.Began(number, "p", pool.EndpointId("a"), hashes=tuple(range(2000))))
+    kept = waiting.take(1000)
+    assert sum(len(one.hashes) for one in kept) <= outbox.BLOCKS_MAX + 2000
+    assert waiting.dropped == 999 - len(kept)
+    for number in range(1, 1000):
+        waiting.ended(number)
+    assert len(waiting) == 100
+    assert not waiting.open
+
+
 def test_a_silent_peer_s_leases_expire_and_come_back_with_it():
     one, other = Replica(1), Replica(2)
     settle([one, other], 0.0)
@@ -171,7 +290,11 @@ def test_a_restart_that_both_see_is_one_and_keeps_what_came_after_it():
     one.router.restart(endpoint, now + 0.5)  # its own scraper is a little later
     settle([one, other], now + 0.5)
     assert held(one, after, now + 1) == held(other, after, now + 1) != {}
-    one.router.restart(endpoint, now + 60)  # this one is another
+    later = held(one, after, now + 1)
+    one.router.restart(endpoint, now + 1.5)  # seen here again: it is another one
+    assert held(one, after, now + 2) == {} != later
+    one.router.residency.add(endpoint, chain.Chain(after, 0), now + 2)
+    one.router.restart(endpoint, now + 60)  # this one is another too
     settle([one, other], now + 60)
     assert held(one, after, now + 60) == held(other, after, now + 60) == {}
 
@@ -216,9 +339,10 @@ batches = st.builds(
     restarted=st.lists(st.builds(message.Restarted, index), max_size=2).map(tuple),
     began=st.lists(
         st.builds(message.Began, small, index, st.one_of(small, u64), small, hashes_, tokens, tokens, tokens,
-                  tokens, st.booleans()), max_size=4).map(tuple),
+                  tokens, st.booleans(), st.booleans()), max_size=4).map(tuple),
     prefilled=st.lists(small, max_size=3).map(tuple),
     ended=st.lists(small, max_size=3).map(tuple),
+    answered=st.lists(st.builds(message.Answered, index, u64), max_size=2).map(tuple),
     asks=st.lists(
         st.builds(message.Ask, st.sampled_from([1, 9]), st.booleans(), st.sampled_from([-1.0, 0.0, 1e9])),
         max_size=2).map(tuple),
