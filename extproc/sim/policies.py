@@ -20,13 +20,14 @@ OWN = "cost"
 
 
 class Production:
-    """The production router, told what the sidecar's scraper would tell it."""
+    """The production router, told what the sidecar tells it of its endpoints."""
 
     def __init__(
         self, members: pool.Pool, settings: router.Settings, entries: outbox.Outbox | None = None
     ) -> None:
         self.router = router.Router(members, settings, entries)
         self._started_s: dict[pool.EndpointId, float] = {}
+        self._now = 0.0
 
     def shares(self) -> Production:
         """Such a one that tells others what it does."""
@@ -36,17 +37,23 @@ class Production:
         self, request: chooser.Request, now: float, chance: float
     ) -> choice.Decision | choice.NoEndpoint:
         """As `Router.place`."""
+        self._now = now
         return self.router.place(request, now, chance)
 
     def publish(self, members: pool.Pool, /) -> None:
-        """As `Router.publish`."""
+        """As `Router.publish`; a newcomer begins its slow start."""
+        before = {endpoint.id for endpoint in self.router.pool.endpoints}
         self.router.publish(members)
+        for endpoint in members.endpoints:
+            if endpoint.id not in before:
+                self.router.ramp.begin(endpoint.id, self._now)
 
     def observe(self, endpoint: pool.EndpointId, signals: chooser.Signals, now: float) -> None:
-        """Keep the KV usage; an endpoint that started anew has lost what it held."""
+        """Keep the KV usage; an endpoint that started anew has lost what it held, and starts slowly."""
+        self._now = now
         if self._started_s.setdefault(endpoint, signals.started_s) != signals.started_s:
             self._started_s[endpoint] = signals.started_s
-            self.router.residency.forget(endpoint)
+            self.router.restart(endpoint, now)
         foreign = signals.running + signals.waiting - self.router.ledger.load(endpoint, now).inflight
         told = Signal(
             at_s=now,

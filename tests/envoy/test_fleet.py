@@ -204,7 +204,7 @@ async def test_two_models_and_an_adapter_on_half_of_one_land_where_they_are_serv
             settings = replica.Settings(f"{name}-{number}", name, adapters, speed=SPEED)
             one = await stack.enter_async_context(replica.Replica(model, settings))
             others[settings.name], served[one.address] = one.address, (name, *adapters)
-        common = {"health": {"interval_s": 0.2}, "kv_tokens": model.kv_tokens}
+        common = {"health": {"interval_s": 0.2, "failures": 10}, "kv_tokens": model.kv_tokens}
         listed = [{"name": name, "address": address} for name, address in others.items()]
         pools = [
             {"name": "chat", "endpoints": listed[:4], **common},

@@ -125,16 +125,6 @@ class TestNewcomer:
 
     @pytest.mark.parametrize(("slow_start_s", "holds"), [(30.0, True), (0.0, False)])
     def test_it_is_neither_flooded_nor_ignored(self, slow_start_s, holds):
-        class Fleet(policies.Production):
-            """Begins a newcomer's slow start, as whoever watches the endpoints does."""
-
-            def publish(self, members, /):
-                known = {one.id for one in self.router.pool.endpoints}
-                super().publish(members)
-                for one in members.endpoints:
-                    if one.id not in known:
-                        self.router.ramp.begin(one.id, 10.0)
-
         def traffic():
             for number, at_s in enumerate(poisson(random.Random(6), 46.0, 20.0)):
                 yield client.Start(at_s, once(staged.cold(number, 2000, 100)))
@@ -148,7 +138,7 @@ class TestNewcomer:
             ),
             slow_start_s=slow_start_s,
         )
-        records = simulation.run(asked, Fleet, 1)
+        records = simulation.run(asked, FACTORIES["cost"], 1)
         shares = [
             9 * sum(one.endpoint == "replica-8" for one in begun) / len(begun)
             for begun in (
