@@ -82,8 +82,7 @@ MARK_TOKENS = 256
 for each request anew."""
 
 _SEEN_PATIENCE = 4.0
-"""How much longer than expected a prefill may take where answers are seen to begin: a long prompt takes a
-multiple of its tokens' share, and so does one that waits for KV space."""
+"""How much longer than expected a prefill may take where answers are seen to begin: long prompts do."""
 
 OUTPUT_TOKENS = 128
 """What a request is expected to generate [tokens]: its KV is held beside the prompt's."""
@@ -110,8 +109,7 @@ def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_t
     """The footprint of a prompt of `prompt_tokens` [>= 0] with these block hashes, `block_tokens` apart."""
     step = max(round(MARK_TOKENS / block_tokens), 1)
     marks = hashes[step - 1 :: step]
-    each = round(block_tokens / MARK_TOKENS)
-    if each > 1:  # a block is longer than that: several marks a block
+    if (each := round(block_tokens / MARK_TOKENS)) > 1:  # a block is longer: several marks for it
         marks = tuple(block ^ number for block in marks for number in range(each))
     rest = max(round(prompt_tokens) - len(marks) * MARK_TOKENS, 0)
     return Footprint(marks, rest + OUTPUT_TOKENS)
@@ -206,9 +204,8 @@ class Lease:
         _expire(account, now, self._ledger.expected_tokens_per_s)
         self.tokens = uncached_tokens
         account.leases[self] = None
-        marks = account.marks
         for mark in holds.marks:
-            marks[mark] = marks.get(mark, 0) + 1
+            account.marks[mark] = account.marks.get(mark, 0) + 1
         account.rest_tokens += holds.rest_tokens
         account.inflight += 1
         account.pending += uncached_tokens
@@ -234,8 +231,7 @@ class Ledger:
         self.outbox = entries
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.open_leases = 0
-        self.sees = False
-        """Whether answers are seen to begin: one was, and since then none has ended unseen after its time."""
+        self.sees = False  # whether answers are seen to begin: one was, and none has ended unseen since
         self._accounts: dict[pool.EndpointId, _Account] = {}
 
     @property

@@ -206,6 +206,14 @@ def test_chats_on_a_shared_prompt_spread_under_load_and_keep_their_endpoint() ->
     assert stayed > 0.95 * users
 
 
+def test_a_prompt_that_nobody_holds_goes_where_it_evicts_nothing_while_there_is_room() -> None:
+    chooser = start("cost")  # 100,000 tokens of KV each, prompts of 20,000
+    sent = [visit(chooser, chat(text(number, 80_000)), number) for number in range(4 * N)]
+    assert set(Counter(sent).values()) == {4}  # by ring order alone some would be home to seven
+    homes = [visit(chooser, chat(text(number, 80_000)), 100.0 + number) for number in range(4 * N)]
+    assert homes == sent
+
+
 @pytest.mark.parametrize("policy", KEYED)
 def test_hot_endpoint_overflows_to_others_that_differ_by_key(policy: str) -> None:
     chooser = start(policy)
