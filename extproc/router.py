@@ -81,11 +81,7 @@ class Router:
         self._candidates = _candidates.Candidates(pool.ready)
         self.outbox = outbox
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, outbox)
-        self.residency = _residency.Residency(
-            tuning.capacity(settings),
-            settings.residency_idle_s,
-            round(_ledger.OUTPUT_TOKENS / self.block_tokens),
-        )
+        self.residency = tuning.residency_of(settings)
         self.answers = _answers.Answers(settings.answers_max)
         self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
@@ -339,11 +335,8 @@ class Router:
         request: Request,
         known: _survey.Columns,
         key: _Key,
-        ring_order: _policy.RingOrder,
-        turn: int,
-        chance: float,
-        displaced_s: Callable[[int], float],
-    ) -> _policy.Question:
+        ring_order: _policy.RingOrder, turn: int, chance: float, displaced_s: Callable[[int], float],
+    ) -> _policy.Question:  # fmt: skip
         limits = self.settings.limits
         if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
             count = self.unheard + 1
