@@ -57,7 +57,11 @@ def ends_s(key: bytes, chain: bytes) -> float:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         why = "is encrypted" if isinstance(error, TypeError) else "is no PEM key"
         raise ValueError(f"the key {why}") from error
-    if private.public_key() != leaf.public_key():
+    try:
+        public = leaf.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError("the certificate's key is of an unknown kind") from error
+    if private.public_key() != public:
         raise ValueError("the key is another certificate's")
     return leaf.not_valid_after_utc.timestamp()
 

@@ -105,6 +105,22 @@ async def test_a_replica_is_cut_off_from_the_store(stage):
             stage.between.open()
 
 
+async def test_the_way_of_a_replica_to_the_store_is_long(stage):
+    clock = asyncio.get_running_loop().time
+    stage.between.delay_s = 0.3  # each way
+    try:
+        async with stage.fault("replica far away") as load:
+            connects = stage.between.connections
+            await load.more(100)
+            assert stage.between.connections == connects  # slow is not dead
+            ended_s = clock()
+        took_s = clock() - ended_s
+        print(f"replica far away: {took_s:.2f} s until all agreed")  # noqa: T201
+        assert took_s < AGREED_S  # news does not pile up
+    finally:
+        stage.between.delay_s = 0.0
+
+
 @pytest.mark.heavy
 async def test_a_replica_hangs_for_five_seconds(stage):
     running = stage.running

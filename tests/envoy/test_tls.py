@@ -157,6 +157,14 @@ async def test_a_certificate_that_does_not_hold_leaves_requests_to_envoy_and_is_
                 await routes_by_prefix(running, envoy.url("llm"))
 
 
+async def test_tls_to_the_plaintext_port_leaves_requests_to_envoy_and_is_counted(fleet, printed, tmp_path):
+    async with fleet(policy="ring") as running:
+        running.kvring.ready["tls"] = running.kvring.ready["grpc"]
+        async with door(running, printed(*patient("--kvring-tls")), tmp_path) as envoy:
+            await balanced_without_kvring(running, envoy)
+            assert await counted(envoy, "ssl.connection_error") >= 1
+
+
 async def test_mutual_tls_lets_in_whom_the_ca_signed(fleet, files, printed, tmp_path):
     ours = certificates.Authority("gateways")
     cert, key = ours.write(tmp_path, "gateway", ["gateway"])

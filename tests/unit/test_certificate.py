@@ -109,3 +109,23 @@ def test_an_end_that_comes_near_or_has_passed_is_told_once(tmp_path, caplog):
     authority.write(tmp_path, "tls", days=-1)
     assert files.changed() is not None, "used all the same"
     assert [message for message, _ in told()] == ["certificate has expired"]
+
+
+def test_a_mounted_secret_that_kubernetes_swaps_as_a_whole_is_taken_over(tmp_path):
+    """Links to links: NAME -> ..data/NAME, ..data -> the newest folder, put there by a rename."""
+    authority = certificates.Authority()
+    for version, days in (("v1", 10), ("v2", 20)):
+        (tmp_path / version).mkdir()
+        authority.write(tmp_path / version, "tls", days=days)
+    (tmp_path / "..data").symlink_to("v1")
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    ends = []
+    settings = tls.Settings(tmp_path / "tls.crt", tmp_path / "tls.key")
+    files = tls._Files(settings, certificate, None, time.time, ends.append)
+    files.read()
+    assert files.changed() is None
+    (tmp_path / "..new").symlink_to("v2")
+    (tmp_path / "..new").replace(tmp_path / "..data")
+    assert files.changed() is not None
+    assert ends == [pytest.approx(time.time() + days * DAY_S, abs=60) for days in (10, 20)]
