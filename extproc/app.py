@@ -31,6 +31,7 @@ from extproc import (
     admin,
     config,
     groups,
+    hasher,
     journal,
     log,
     metrics,
@@ -88,8 +89,12 @@ async def run(  # noqa: PLR0915  (what is built, started and drained, in order, 
 
     counted = metrics.Metrics(look, clock, time.time(), look_at_sharing)
     fleets.update(_fleets(settings, entries, counted, clock, chance))
+    hashers = _hashers(settings, counted)
     pools = groups.Groups(
-        [groups.Group(one.router, config.match_of(one.settings)) for one in fleets.values()]
+        [
+            groups.Group(hashers.get(group.name) or fleets[group.name].router, config.match_of(group))
+            for group in settings.pools
+        ]
     )
 
     if entries is not None:
@@ -180,12 +185,23 @@ def _fleets(
     """A fleet for each pool, by name."""
     found = {}
     for group in settings.pools:
+        if group.steering == "hash":
+            continue
         counted.add_pool(group.name, group.gpus)
         tuned = config.router_settings(group, settings.replicas)
         chooser = router.Router(config.static_pool(group), tuned, entries)
         members = making.make(group, settings.kubernetes_api, clock, chance)
         found[group.name] = fleet.Fleet(group, chooser, members, counted, clock, chance)
     return found
+
+
+def _hashers(settings: config.Config, counted: metrics.Metrics) -> dict[str, hasher.Hasher]:
+    """A hasher for each pool whose endpoints Envoy's own hashing chooses, by name."""
+    found = {group.name: config.hasher_of(group) for group in settings.pools}
+    for name, one in found.items():
+        if one is not None:
+            counted.add_hasher(name)
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def _sharing(
@@ -262,6 +278,7 @@ async def _watch(fleets: Iterable[fleet.Fleet]) -> None:
     async with asyncio.TaskGroup() as group:
         for one in fleets:
             group.create_task(one.run())
+        await asyncio.Event().wait()  # also where no pool has members to follow
 
 
 async def _settled(fleets: Iterable[fleet.Fleet]) -> None:

@@ -18,7 +18,7 @@ from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import signals as _signals
 
-__all__ = ["Choice", "Decision", "KeyedBy", "Limit", "NoEndpoint", "Noted", "Why"]
+__all__ = ["Choice", "Decision", "Hashed", "KeyedBy", "Limit", "NoEndpoint", "Noted", "Why"]
 
 
 class KeyedBy(enum.StrEnum):
@@ -101,6 +101,37 @@ class Choice(msgspec.Struct, frozen=True):
     def addresses(self) -> str:
         """What Envoy is told: the endpoint, then the alternates, "ip:port,ip:port"."""
         return ",".join(endpoint.address for endpoint in (self.endpoint, *self.alternates))
+
+
+class Hashed(msgspec.Struct, frozen=True):
+    """The hash by which Envoy itself chooses among the endpoints of `pool`, and why that one.
+
+    `hash` [unsigned 64-bit]: None where there is no key; Envoy then draws an endpoint by chance. The others
+    as of `Choice`.
+    """
+
+    pool: str
+    hash: int | None
+    unkeyed: prompt.Unkeyed | None
+    keyed_by: KeyedBy
+    key: int | None
+    anchor_block: int | None
+    chain_blocks: int
+    prompt_tokens: float
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What Envoy is told: the hash in hexadecimal, "" for none."""
+        return "" if self.hash is None else f"{self.hash:016x}"
+
+    @property
+    def in_short(self) -> str:
+        """The decision in one line, for a header; no key, no name of a client's."""
+        told = {"pool": self.pool, "steering": "hash", "keyed_by": self.keyed_by.value}
+        if self.unkeyed is not None:
+            told["unkeyed"] = self.unkeyed.value
+        return "; ".join(f"{name}={value}" for name, value in told.items())
 
 
 class Noted(msgspec.Struct, frozen=True):

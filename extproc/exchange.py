@@ -12,52 +12,30 @@ When is the choice made, and what carries it? That depends on how Envoy sends th
 STREAMED comes without a chain since Envoy has sent the headers on by the time a body chunk arrives.
 Answering headers late in BUFFERED deadlocks; in duplex, answering them early loses the choice.
 
-A request that must not go on without a choice (protocol.Refuse) ends there; nothing is said after it.
+Where the pool is one that Envoy's own hashing steers (hasher), the choice is a hash and carried the same way.
+Nothing is counted then, so the exchange is over with it: in duplex as soon as the anchor is known, and the
+stream need not stay open for the answer (`is_over`).
 
-Never: two choices; a lease that outlives `close`; a body chunk changed, lost or sent twice; an action after
-the request's last chunk because Envoy repeated it (envoy#46237, >= 1.35).
+What is chosen says `deciding`. After a request was refused (protocol.Refuse) nothing more is said.
+
+Never: a lease that outlives `close`; a body chunk changed, lost or sent twice; an action after the request's
+last chunk because Envoy repeated it (envoy#46237, >= 1.35).
 Called by: server. Source: Envoy's ext_proc v3 API; docs/exchange.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import assert_never
 
-from extproc import choice, groups, hooks, passing, pool, prompt, protocol, reading, router, served, usage
+from extproc import choice, deciding, groups, hooks, passing, pool, prompt, protocol, usage
 from extproc.held import Held
-from extproc.protocol import (
-    Action,
-    BodyMode,
-    Echo,
-    Phase,
-    Reply,
-    Steer,
-)
+from extproc.protocol import Action, BodyMode, Echo, Phase, Reply
 
 __all__ = ["Exchange", "Settings"]
 
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How every exchange is read, and its limits.
-
-    `key_header`: request header whose value is an explicit key; None for none. In duplex, headers are held
-    back for at most `held_bytes_max` of the body [bytes] and `decision_timeout_s` [s]; Envoy has no timeout
-    there. `hooks`: whether the request headers of the gateways' conformance tests are obeyed, which name an
-    endpoint. `explains`: every steer says why, for an answer's header.
-    """
-
-    prompt: prompt.Settings = field(default_factory=prompt.Settings)
-    key_header: str | None = None
-    held_bytes_max: int = 4 * 1024 * 1024
-    decision_timeout_s: float = 1.0
-    hooks: bool = False
-    explains: bool = False
-
+Settings = deciding.Settings
 
 _AT_HEADERS = {BodyMode.NONE, BodyMode.STREAMED, BodyMode.GRPC}
-_NO_STEER = Steer("")
 _FAULT_STATUS = 500
 _ANCHORED_WAIT_S = 0.1  # how long the rest of a body may still take when its key is known: it tells the costs
 
@@ -65,30 +43,25 @@ _ANCHORED_WAIT_S = 0.1  # how long the rest of a body may still take when its ke
 class Exchange:
     """State of one exchange. `receive` every event in order; `close` at the end, however it comes.
 
-    `result`: the choice, or why nobody was chosen; None while neither. `endpoint`: who has the request: the
-    chosen one, or who Envoy says serves it; None if none of the pool. `deadline_s`: when `expire` must be
-    called [s, monotonic]; None while nothing is held. `answered_well`: whether the engine's answer was no
-    fault of its own; None while that was not seen. `limit`: what ended the wait for the body early.
-    `began_s`, `parents`: when it began, and contexts of its trace, as the server knows them.
+    `deadline_s`: when `expire` must be called [s, monotonic]; None while nothing is held. `answered_well`:
+    whether the engine's answer was no fault of its own; None while that was not seen. `limit`: what ended the
+    wait for the body early. `began_s`, `parents`: when it began, and contexts of its trace, as the server
+    knows them.
     """
 
     __slots__ = (
-        "_decision", "_groups", "_headers", "_held", "_looked", "_model", "_passing", "_passive",
-        "_request_ended", "_response_ended", "_router", "_settings", "_silent", "answered_well", "began_s",
-        "deadline_s", "endpoint", "limit", "parents", "result",
+        "_deciding", "_held", "_looked", "_passing", "_passive", "_request_ended", "_response_ended",
+        "_settings", "_silent", "answered_well", "began_s", "deadline_s", "limit", "parents",
     )  # fmt: skip
 
-    def __init__(self, pools: groups.Groups | router.Router, settings: Settings) -> None:
-        """`pools`: all of them, or the router of the only one."""
-        self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
-        self._router: router.Router | None = None  # of the pool that the request belongs to, once known
-        self._model: str | None = None
+    def __init__(self, pools: groups.Groups | groups.Chooser, settings: Settings) -> None:
+        """`pools`: all of them, or who decides for the only one."""
+        known = pools if isinstance(pools, groups.Groups) else groups.alone(pools)
+        self._deciding = deciding.Deciding(known, settings)
         self._settings = settings
-        self._headers = protocol.RequestHeaders({}, end_of_stream=False)
         self._held = Held()
         self._looked = False
         self._passing: passing.Passing | None = None  # what is read of the answer, once it comes
-        self._decision: choice.Decision | None = None
         self._passive = False  # after a fault: everything passes
         self._silent = False  # refused or only watching: nothing is said any more
         self._request_ended = False
@@ -98,8 +71,20 @@ class Exchange:
         self.began_s = 0.0
         self.parents: tuple[str, ...] = ()
         self.deadline_s: float | None = None
-        self.endpoint: pool.Endpoint | None = None
-        self.result: choice.Choice | choice.NoEndpoint | None = None
+
+    @property
+    def _headers(self) -> protocol.RequestHeaders:
+        return self._deciding.headers
+
+    @property
+    def result(self) -> choice.Choice | choice.Hashed | choice.NoEndpoint | None:
+        """The choice, or why nobody was chosen; None while neither."""
+        return self._deciding.result
+
+    @property
+    def endpoint(self) -> pool.Endpoint | None:
+        """Who has the request, as `Deciding.endpoint`."""
+        return self._deciding.endpoint
 
     @property
     def can_end_early(self) -> bool:
@@ -110,6 +95,13 @@ class Exchange:
             and self._headers.body_mode is not duplex
             and self._headers.response_body_mode is not duplex
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be learned or said: the stream may end though the request goes on."""
+        told = self._headers.response_body_mode
+        is_told_answers = told is not None and told is not BodyMode.NONE  # for their counts of tokens
+        return isinstance(self.result, choice.Hashed) and self.can_end_early and not is_told_answers
 
     @property
     def usage(self) -> usage.Usage | None:
@@ -165,16 +157,16 @@ class Exchange:
     def close(self) -> None:
         """Release the lease. Repeating it has no effect."""
         self._passive = True
-        if self._decision is not None:
-            self._decision.lease.release()
+        if self._deciding.decision is not None:
+            self._deciding.decision.lease.release()
 
     # ---- the request ----
 
     def _request_headers(self, event: protocol.RequestHeaders, now: float, chance: float) -> list[Action]:
-        self._headers = event
+        self._deciding.headers = event
         if event.observed:
             self._silent = True
-            self.result = choice.NoEndpoint(0, 0, why=choice.Why.OBSERVED)
+            self._deciding.result = choice.NoEndpoint(0, 0, why=choice.Why.OBSERVED)
             return []
         if event.end_of_stream:
             return self._steered(Phase.REQUEST_HEADERS, prompt.Unkeyed.BODY, now, chance)
@@ -183,7 +175,7 @@ class Exchange:
         if event.body_mode is BodyMode.FULL_DUPLEX_STREAMED:
             self.deadline_s = now + self._settings.decision_timeout_s
             return []
-        return [Reply(Phase.REQUEST_HEADERS, _NO_STEER)]
+        return [Reply(Phase.REQUEST_HEADERS, self._deciding.no_opinion)]
 
     def _request_body(self, event: protocol.RequestBody, now: float, chance: float) -> list[Action]:
         mode = self._headers.body_mode
@@ -223,6 +215,8 @@ class Exchange:
             return True
         if self._held.size < settings.prompt.bytes_max:
             if self._held.is_worth_a_look() and self._is_anchored():
+                if self._deciding.is_key_enough():
+                    return True
                 self.deadline_s = min(self.deadline_s or now, now + _ANCHORED_WAIT_S)
             return False
         if self._looked:
@@ -233,10 +227,7 @@ class Exchange:
     def _is_anchored(self) -> bool:
         """Whether more of the body would not change the ring key."""
         read = self._read(self._held.body(), whole=False)
-        if not isinstance(read, prompt.Prompt):
-            return False
-        chooser = self._groups.find(self._model, self._headers.attributes)
-        return chooser is None or self._key() is not None or chooser.is_anchored(read)
+        return isinstance(read, prompt.Prompt) and self._deciding.is_anchored(read)
 
     def _flush(self, now: float, chance: float) -> list[Action]:
         """Choose by the chunks held, answer the headers, hand the chunks back. Nothing if none is held."""
@@ -255,8 +246,8 @@ class Exchange:
     def _response_headers(self, event: protocol.ResponseHeaders, now: float) -> list[Action]:
         if event.status:
             self.answered_well = event.status < _FAULT_STATUS
-        if event.served and self._decision is not None and self._router is not None and not self._passive:
-            self.endpoint = served.correct(self._router, self._decision, event.served, now)
+        if event.served and not self._passive:
+            self._deciding.served(event.served, now)
         if self._settings.hooks and isinstance(self.result, choice.Choice):
             by = event.served or self.result.endpoint.address
             return [Reply(Phase.RESPONSE_HEADERS, headers=((hooks.SERVED, by),))]
@@ -281,69 +272,31 @@ class Exchange:
         if seen.begun and not before:
             if seen.refused:
                 self.answered_well = False  # a stream's status has left before the engine refused
-            if self._decision is not None:
-                self._decision.lease.prefilled()
-        if seen.answer and not knew and self._router is not None and self.endpoint is not None:
-            self._router.answered(seen.answer, self.endpoint.id, now)
+            if self._deciding.decision is not None:
+                self._deciding.decision.lease.prefilled()
+        of = self._deciding.router
+        if seen.answer and not knew and of is not None and self.endpoint is not None:
+            of.answered(seen.answer, self.endpoint.id, now)
 
     # ---- the choice ----
 
     def _read(self, body: bytes, *, whole: bool) -> prompt.Prompt | prompt.Unkeyed:
-        if self._passive:
-            return prompt.Unkeyed.BODY
-        found = reading.read(self._headers.headers, body, self._settings.prompt, whole=whole)
-        self._model = found.model or self._model
-        return found.prompt
-
-    def _key(self) -> str | None:
-        """The request's explicit key from its header."""
-        name = self._settings.key_header
-        return self._headers.headers.get(name) or None if name else None
+        return prompt.Unkeyed.BODY if self._passive else self._deciding.read(body, whole=whole)
 
     def _steered(
         self, phase: Phase, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float
     ) -> list[Action]:
         """Choose, and answer `phase` with the choice, or refuse the request."""
-        steer = self._choose(read, now, chance)
-        if steer is not None:
-            return [Reply(phase, steer)]
-        self._silent = True
-        nobody = self.result
-        if not isinstance(nobody, choice.NoEndpoint):
-            raise TypeError("refused without a reason")
-        return [protocol.Refuse(nobody.status, nobody.why.value)]
-
-    def _choose(self, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float) -> Steer | None:
-        """Where to; nowhere in particular; or None: not on at all."""
         if self._passive:
-            return _NO_STEER
-        if isinstance(self.result, choice.Choice):  # headers twice, against the protocol
-            return self._steer(self.result)
-        self._router = self._groups.find(self._model, self._headers.attributes)
-        if self._router is None:
-            self.result = choice.NoEndpoint(0, 0, why=choice.Why.NO_POOL)
-            return _NO_STEER
-        answer = self._ask(self._router, read, now, chance)
-        if isinstance(answer, choice.NoEndpoint):
-            self.result = answer
-            return None if answer.refuse else _NO_STEER
-        self._decision = answer
-        self.result = answer.choice
-        self.endpoint = answer.choice.endpoint
-        if isinstance(read, prompt.Prompt) and read.api == prompt.STORED_ANSWERS:
-            self._passing = passing.Passing(stored=True)
-        return self._steer(answer.choice)
-
-    def _steer(self, made: choice.Choice) -> Steer:
-        return Steer(made.addresses, made.in_short if self._settings.explains else "")
-
-    def _ask(
-        self, chooser: router.Router, read: prompt.Prompt | prompt.Unkeyed, now: float, chance: float
-    ) -> choice.Decision | choice.NoEndpoint:
-        key, answer = self._key(), None
-        if self._settings.hooks:
-            answer = hooks.choose(
-                self._headers.headers,
-                lambda allowed: chooser.choose(read, now, chance, allowed, key, self._model),
-            )
-        return answer or chooser.choose(read, now, chance, self._headers.subset, key, self._model)
+            return [Reply(phase, self._deciding.no_opinion)]
+        said = self._deciding.decide(read, now, chance)
+        if isinstance(said, protocol.Refuse):
+            self._silent = True
+            return [said]
+        if (
+            isinstance(read, prompt.Prompt)
+            and read.api == prompt.STORED_ANSWERS
+            and self.endpoint is not None
+        ):
+            self._passing = self._passing or passing.Passing(stored=True)
+        return [Reply(phase, said)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc import chain, choice, exchange, groups, prompt, reading, router
+from extproc import choice, exchange, groups, hasher, prompt, reading
 
 __all__ = ["Asked", "Unanswered", "explain"]
 
@@ -49,6 +49,15 @@ def explain(
     if chooser is None:
         return Unanswered("the request belongs to no pool: no model, cluster or route of a pool matches it")
     key = asked.headers.get(how.key_header) or None if how.key_header else None
+    if isinstance(chooser, hasher.Hasher):
+        hashed = chooser.preview(chooser.read(read, key, model))
+        return {
+            **_read(chooser.name, asked, found, hashed, show_text=show_text),
+            "steering": "hash",
+            "hash": hashed.text or None,
+            "block_bytes": chooser.settings.block_bytes,
+            "chain": _chain(chooser, found),
+        }
     seen = chooser.preview(chooser.read(read, key, model), now, 0.0)
     if isinstance(seen, choice.NoEndpoint):
         return Unanswered(
@@ -57,21 +66,12 @@ def explain(
         )
     made = seen.choice
     return {
-        "pool": chooser.pool.name,
-        "api": found.api if found else None,
-        "model": found.model if found else None,
-        "unkeyed": made.unkeyed,
-        "body_bytes": len(asked.body),
-        "cut": found.cut if found else not asked.whole,
-        "segments": _segments(found, show_text=show_text) if found else [],
+        **_read(chooser.pool.name, asked, found, made, show_text=show_text),
+        "steering": "endpoint",
         "block_bytes": chooser.settings.block_bytes,
-        "chain": [f"{block:016x}" for block in _chain(chooser, found).hashes],
-        "anchor": made.anchor_block,
-        "key": None if made.key is None else f"{made.key:016x}",
-        "keyed_by": made.keyed_by,
+        "chain": _chain(chooser, found),
         "ring": list(seen.order),
         "policy": made.policy,
-        "prompt_tokens": round(made.prompt_tokens),
         "cached_tokens": round(made.cached_tokens),
         "costs": dict(zip(made.candidates, made.costs, strict=False)),
         "candidates": [
@@ -94,10 +94,34 @@ def explain(
     }
 
 
-def _chain(chooser: router.Router, found: prompt.Prompt | None) -> chain.Chain:
+def _read(
+    pool: str,
+    asked: Asked,
+    found: prompt.Prompt | None,
+    made: choice.Choice | choice.Hashed,
+    *,
+    show_text: bool,
+) -> dict[str, Any]:
+    """What is told of a request whoever chooses: how it was read, and its key."""
+    return {
+        "pool": pool,
+        "api": found.api if found else None,
+        "model": found.model if found else None,
+        "unkeyed": made.unkeyed,
+        "body_bytes": len(asked.body),
+        "cut": found.cut if found else not asked.whole,
+        "segments": _segments(found, show_text=show_text) if found else [],
+        "anchor": made.anchor_block,
+        "key": None if made.key is None else f"{made.key:016x}",
+        "keyed_by": made.keyed_by,
+        "prompt_tokens": round(made.prompt_tokens),
+    }
+
+
+def _chain(chooser: groups.Chooser, found: prompt.Prompt | None) -> list[str]:
     if found is None or found.unkeyed is not None:
-        return chain.Chain((), 0)
-    return chooser.chain_of(found)
+        return []
+    return [f"{block:016x}" for block in chooser.chain_of(found).hashes]
 
 
 def _segments(found: prompt.Prompt, *, show_text: bool) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from extproc import router
+from extproc import hasher, router
 
-__all__ = ["CLUSTER", "ROUTE", "Group", "Groups", "Match", "alone"]
+__all__ = ["CLUSTER", "ROUTE", "Chooser", "Group", "Groups", "Match", "alone"]
 
 CLUSTER = "xds.cluster_name"
 ROUTE = "xds.route_name"
@@ -42,11 +42,15 @@ class Match:
         return not (self.models or self.adapters or self.clusters or self.routes)
 
 
+Chooser = router.Router | hasher.Hasher
+"""Who decides for a pool: its router, or its hasher where Envoy's own hashing chooses the endpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A pool's router and what belongs to it."""
+    """Who decides for a pool, and what belongs to it."""
 
-    router: router.Router
+    chooser: Chooser
     match: Match = Match()
 
 
@@ -65,18 +69,25 @@ class Groups:
 
     @property
     def routers(self) -> tuple[router.Router, ...]:
-        """One a pool."""
-        return tuple(group.router for group in self._groups)
+        """Of the pools that have one."""
+        found = (group.chooser for group in self._groups)
+        return tuple(one for one in found if isinstance(one, router.Router))
 
-    def find(self, model: str | None, attributes: Mapping[str, str]) -> router.Router | None:
-        """The router of the pool that a request belongs to.
+    @property
+    def hashers(self) -> tuple[hasher.Hasher, ...]:
+        """Of the pools whose endpoints Envoy's own hashing chooses."""
+        found = (group.chooser for group in self._groups)
+        return tuple(one for one in found if isinstance(one, hasher.Hasher))
+
+    def find(self, model: str | None, attributes: Mapping[str, str]) -> Chooser | None:
+        """Who decides for the pool that a request belongs to.
 
         Args: model: its name in the body; None if it is not known. attributes: Envoy's, by name.
         """
         if len(self._groups) == 1:  # the usual case; what it does not serve it refuses itself
             only = self._groups[0]
             if only.match.is_default:
-                return only.router
+                return only.chooser
         bound = self._by_route.get(attributes.get(ROUTE, "")) or self._by_cluster.get(
             attributes.get(CLUSTER, "")
         )
@@ -86,7 +97,7 @@ class Groups:
         return (self._unbound if told else self._all).find(model, None)
 
 
-def alone(chooser: router.Router) -> Groups:
+def alone(chooser: Chooser) -> Groups:
     """The groups of a process with one pool."""
     return Groups([Group(chooser)])
 
@@ -110,20 +121,20 @@ class _Pools:
                     self._exact.setdefault(name, group)
         self._wild = sorted(wild, key=lambda one: -len(one[0]) - len(one[1]))
 
-    def find(self, model: str | None, otherwise: Group | None) -> router.Router | None:
-        """The router for `model`; that of `otherwise` for a model nobody claims."""
+    def find(self, model: str | None, otherwise: Group | None) -> Chooser | None:
+        """Who decides for `model`; that of `otherwise` for a model nobody claims."""
         found = self._claimed(model) if model is not None else None
         found = found or self._default or otherwise
         if found is None and model is None and self.groups:
             found = self.groups[0]
-        return None if found is None else found.router
+        return None if found is None else found.chooser
 
     def _claimed(self, model: str) -> Group | None:
         exact = self._exact.get(model)
         if exact is not None:
             return exact
         for group in self.groups:
-            if model in group.router.pool.models:
+            if isinstance(group.chooser, router.Router) and model in group.chooser.pool.models:
                 return group
         for head, tail, group in self._wild:
             if len(model) >= len(head) + len(tail) and model.startswith(head) and model.endswith(tail):

@@ -26,7 +26,7 @@ class Entry:
     number: int
     at_s: float
     spent_s: float
-    made: choice.Choice
+    made: choice.Choice | choice.Hashed
 
 
 class Journal:
@@ -44,7 +44,7 @@ class Journal:
         """Number of the newest entry; 0 before the first."""
         return self._latest
 
-    def note(self, made: choice.Choice, at_s: float, spent_s: float) -> None:
+    def note(self, made: choice.Choice | choice.Hashed, at_s: float, spent_s: float) -> None:
         """Keep a choice."""
         self._latest += 1
         self._entries.append(Entry(self._latest, at_s, spent_s, made))
@@ -64,26 +64,35 @@ class Journal:
         return times[min(int(share * len(times)), len(times) - 1)] if times else None
 
 
-def told(made: choice.Choice) -> dict[str, Any]:
+def told(made: choice.Choice | choice.Hashed) -> dict[str, Any]:
     """A choice in words and numbers, as the page, the log and a trace tell it."""
+    if isinstance(made, choice.Hashed):
+        return {**_key(made), "reason": "hash" if made.text else "no_hash", "hash": made.text or None}
     costs = dict(zip(made.candidates, (round(cost) for cost in made.costs), strict=False))
     return {
-        "pool": made.pool,
+        **_key(made),
         "endpoint": made.endpoint.id,
         "reason": made.reason.value,
         "policy": made.policy,
-        "keyed_by": made.keyed_by.value,
-        "unkeyed": None if made.unkeyed is None else made.unkeyed.value,
-        "key": None if made.key is None else f"{made.key:016x}",
         "ring_at": None if made.key is None else round(ring.place(made.key), 5),
-        "anchor_block": made.anchor_block,
-        "chain_blocks": made.chain_blocks,
         "ring_steps": made.ring_steps,
         "candidates": len(made.candidates),
-        "prompt_tokens": round(made.prompt_tokens),
         "cached_tokens": round(made.cached_tokens),
         "work_seen": made.work_seen,
         "signals": made.signals.value,
-        "limits": [limit.value for limit in made.limits],
         "costs": costs if len(costs) <= _COSTS_SHOWN else {},
+    }
+
+
+def _key(made: choice.Choice | choice.Hashed) -> dict[str, Any]:
+    """What was read, and the key found."""
+    return {
+        "pool": made.pool,
+        "keyed_by": made.keyed_by.value,
+        "unkeyed": None if made.unkeyed is None else made.unkeyed.value,
+        "key": None if made.key is None else f"{made.key:016x}",
+        "anchor_block": made.anchor_block,
+        "chain_blocks": made.chain_blocks,
+        "prompt_tokens": round(made.prompt_tokens),
+        "limits": [limit.value for limit in made.limits],
     }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import (
@@ -23,7 +22,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from extproc import __version__, choice, gauges, pool, prompt, router, signals, usage
+from extproc import __version__, choice, gauges, pool, prompt, router, signals, usage, worth
 from extproc import policy as _policy
 from extproc import views as _views
 
@@ -35,6 +34,7 @@ EVENTS = ("restarted", "cache_lost", "ejected")
 TASKS = ("source", "probe", "scrape", "envoy")
 _SCRAPES = ("good", "refused", "timeout", "malformed", "unreachable", "no descriptors", "status")
 _REFUSED = (choice.Why.NO_ENDPOINT, choice.Why.SUBSET, choice.Why.SATURATED)
+_HASH_SOURCES = [source for source in choice.KeyedBy if source is not choice.KeyedBy.PREVIOUS]
 _DECISION_BUCKETS_S = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0, 5.0,
 )  # fmt: skip
@@ -75,16 +75,23 @@ class Metrics:
             registry=self.registry,
         )
         self._choices = {reason: choices.labels(reason.value) for reason in _policy.Reason}
+        self._hashes = Counter(
+            "kvring_hashes_total",
+            "Requests left to Envoy's consistent hashing (`steering: hash`), by where the hash came from;"
+            " `nothing`: there was none.",
+            ["pool", "source"],
+            registry=self.registry,
+        )
         unkeyed = Counter(
             "kvring_unkeyed_total",
-            "Requests routed without a chain, by why there was none.",
+            "Requests without a chain, by why there was none.",
             ["reason"],
             registry=self.registry,
         )
         self._unkeyed = {reason: unkeyed.labels(reason.value) for reason in prompt.Unkeyed}
         keyed = Counter(
             "kvring_keys_total",
-            "Requests routed, by where their ring key came from.",
+            "Requests with a decision, by where their key came from.",
             ["source"],
             registry=self.registry,
         )
@@ -161,7 +168,7 @@ class Metrics:
             ["pool"],
             registry=self.registry,
         )
-        self._worth: dict[str, _Worth] = {}
+        self._worth: dict[str, worth.Worth] = {}
         limits = Counter(
             "kvring_limits_total",
             "Requests that reached a limit of the configuration, by which.",
@@ -220,13 +227,18 @@ class Metrics:
         """Let the series of a pool begin at 0; `gpus`: behind each of its endpoints [> 0]."""
         for event in EVENTS:
             self._events.labels(name, event)
-        self._worth[name] = _Worth(
+        self._worth[name] = worth.Worth(
             gpus,
             self._saved_tokens.labels(name),
             self._saved_s.labels(name),
             self._added_tokens.labels(name),
             self._added_s.labels(name),
         )
+
+    def add_hasher(self, pool: str) -> None:
+        """Let the series of a pool whose endpoints Envoy's own hashing chooses begin at 0."""
+        for source in _HASH_SOURCES:
+            self._hashes.labels(pool, source.value)
 
     def limited(self, limit: choice.Limit) -> None:
         """Count a limit that was reached."""
@@ -249,13 +261,24 @@ class Metrics:
         """Count one of EVENTS."""
         self._events.labels(pool, event).inc()
 
-    def record(self, result: choice.Choice | choice.NoEndpoint) -> None:
+    def record(self, result: choice.Choice | choice.Hashed | choice.NoEndpoint) -> None:
         """Count what came of one request."""
         if isinstance(result, choice.NoEndpoint):
             (self._refused if result.refuse else self._nobody)[result.why].inc()
             return
+        self._read(result)
+        if isinstance(result, choice.Hashed):
+            self._hashes.labels(result.pool, result.keyed_by.value).inc()
+            return
         self._signals[result.signals].inc()
         self._choices[result.reason].inc()
+        self._cached_tokens.inc(result.cached_tokens)
+        if result.pool not in self._worth:
+            self.add_pool(result.pool)
+        self._worth[result.pool].count(result)
+
+    def _read(self, result: choice.Choice | choice.Hashed) -> None:
+        """Count how a request was read."""
         self._keyed[result.keyed_by].inc()
         if result.unkeyed is not None:
             self._unkeyed[result.unkeyed].inc()
@@ -264,15 +287,12 @@ class Metrics:
         for limit in result.limits:
             self._limits[limit].inc()
         self._prompt_tokens.inc(result.prompt_tokens)
-        self._cached_tokens.inc(result.cached_tokens)
-        if result.pool not in self._worth:
-            self.add_pool(result.pool)
-        self._worth[result.pool].count(result)
 
     def totals(self) -> dict[str, Any]:
         """What a live view counts by, since the start."""
         return {
             "choices": {reason.value: _value(child) for reason, child in self._choices.items()},
+            "hashes": _value(self._hashes),
             "no_opinion": _value(self._no_opinion),
             "unkeyed": sum(_value(child) for child in self._unkeyed.values()),
             "prompt_tokens": _value(self._prompt_tokens),
@@ -308,24 +328,3 @@ def _value(metric: Counter | Gauge) -> float:
     """Its value, or the sum of its children's; what is exposed beside it (when it began) left out."""
     samples = next(iter(metric.collect())).samples
     return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Worth:
-    """What the choices of one pool were worth."""
-
-    gpus: float
-    saved_tokens: Counter
-    saved_s: Counter
-    added_tokens: Counter
-    added_s: Counter
-
-    def count(self, made: choice.Choice) -> None:
-        saved = made.saved_tokens
-        seconds = abs(saved) / made.prefill_tokens_per_s * self.gpus
-        if saved > 0:
-            self.saved_tokens.inc(saved)
-            self.saved_s.inc(seconds)
-        elif saved < 0:
-            self.added_tokens.inc(-saved)
-            self.added_s.inc(seconds)

@@ -119,11 +119,13 @@ class Steer:
 
     `address`: "ip:port" (or an ordered list "ip:port,ip:port") to set as metadata and header;
     "" to remove the header, so that a client's own value never steers. `why`: the decision in short, as
-    further metadata that Envoy can put into the answer's headers; "" for none.
+    further metadata that Envoy can put into the answer's headers; "" for none. `hash`: what Envoy's own
+    consistent hashing goes by, in the same way; None where it goes by none, and nothing is touched.
     """
 
     address: str
     why: str = ""
+    hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

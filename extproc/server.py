@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
-from extproc import choice, exchange, groups, metrics, pool, protocol, router, telling, wire
+from extproc import choice, exchange, groups, metrics, pool, protocol, telling, wire
 
 __all__ = ["BindError", "HealthServer", "Server", "Settings"]
 
@@ -61,7 +61,7 @@ class Server:
     def __init__(
         self,
         settings: Settings,
-        pools: groups.Groups | router.Router,
+        pools: groups.Groups | groups.Chooser,
         exchange_settings: exchange.Settings,
         counted: metrics.Metrics,
         clock: Callable[[], float],
@@ -73,14 +73,14 @@ class Server:
     ) -> None:
         """Bind; the address in use is in `address`, that of the TLS port in `tls_address`.
 
-        Args: pools: or the router of the only one; clock: monotonic [s]; chance: uniform in [0, 1);
+        Args: pools: or who decides for the only one; clock: monotonic [s]; chance: uniform in [0, 1);
             answered: told of every answer seen: pool, endpoint, whether it was no fault of the engine.
             teller: told of every decision; None: it is only counted.
             changed: called after whatever may have changed the ledger; credentials: of the TLS port.
         Raises: BindError.
         """
         self._settings = settings
-        self._groups = groups.alone(pools) if isinstance(pools, router.Router) else pools
+        self._groups = pools if isinstance(pools, groups.Groups) else groups.alone(pools)
         self._answered = answered
         self._teller = teller or telling.Teller(counted)
         self._changed = changed or _alone
@@ -231,8 +231,8 @@ class _Stream:
             if self._expiring is not None:
                 await self._expiring  # its writes come first
             await self._write(server._answer(self._exchange, event))  # noqa: SLF001
-            if server._closing and self._exchange.can_end_early:  # noqa: SLF001
-                return  # chosen while draining: nobody else will end it
+            if self._exchange.is_over or (server._closing and self._exchange.can_end_early):  # noqa: SLF001
+                return  # nothing more to learn; or chosen while draining: nobody else will end it
             self._set_timer()
 
     def cancel_timer(self) -> None:

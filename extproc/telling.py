@@ -26,7 +26,7 @@ class Decided:
     request's headers came. `parents`: contexts of its trace, as `traceparent` has them, the nearest first.
     """
 
-    result: choice.Choice | choice.NoEndpoint
+    result: choice.Choice | choice.Hashed | choice.NoEndpoint
     limit: choice.Limit | None
     now: float
     spent_s: float
@@ -73,14 +73,14 @@ class Teller:
         self._metrics.record(result)
         if decided.limit is not None:
             self._metrics.limited(decided.limit)
-        if isinstance(result, choice.Choice):
+        if not isinstance(result, choice.NoEndpoint):
             if self._latest is not None:
                 self._latest.note(result, decided.now, decided.spent_s)
             self._log_choice(result, decided.spent_s)
         if self._tracer is not None:
             self._tracer.trace(decided)
 
-    def _log_choice(self, made: choice.Choice, spent_s: float) -> None:
+    def _log_choice(self, made: choice.Choice | choice.Hashed, spent_s: float) -> None:
         drawn = self._log_share > 0 and self._chance() < self._log_share
         level = logging.INFO if drawn else logging.DEBUG
         if _log.isEnabledFor(level):

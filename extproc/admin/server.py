@@ -118,6 +118,8 @@ class Admin:
         """Pools, load, residency and signals as they stand."""
         now = self._clock()
         pools = [state.pool_state(view, now) for view in self._views(now)]
+        if self._desk is not None:
+            pools += [state.hasher_state(one) for one in self._desk.pools.hashers]
         shared = self._sharing()
         told = None if shared is None else dataclasses.asdict(shared)
         return {"version": __version__, "ready": self._is_ready(), "pools": pools, "sharing": told}

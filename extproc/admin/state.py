@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from extproc import hasher
 from extproc import views as _views
 
-__all__ = ["pool_state"]
+__all__ = ["hasher_state", "pool_state"]
 
 _MODELS_SHOWN = 64
 
@@ -18,6 +19,7 @@ def pool_state(view: _views.PoolView, now: float) -> dict[str, Any]:
     """One pool and its endpoints at `now` [s, monotonic]."""
     return {
         "name": view.name,
+        "steering": "endpoint",
         "generation": view.generation,
         "policy": view.settings.policy,
         "panic": view.panics,
@@ -38,6 +40,19 @@ def pool_state(view: _views.PoolView, now: float) -> dict[str, Any]:
             "bytes_per_token": _rounded(view.bytes_learned),
         },
         "endpoints": [_endpoint(one, now) for one in view.endpoints],
+    }
+
+
+def hasher_state(of: hasher.Hasher) -> dict[str, Any]:
+    """A pool whose endpoints Envoy's own hashing chooses: what little there is to tell."""
+    return {
+        "name": of.name,
+        "steering": "hash",
+        "endpoint_count": of.endpoints,
+        "anchor_edges": len(of.anchors),
+        "panic": False,
+        "bytes_per_token": _rounded(of.settings.bytes_per_token),
+        "endpoints": [],
     }
 
 

@@ -17,14 +17,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from extproc.bootstrap import address, cluster, listener, transport
-from extproc.bootstrap.listener import DESTINATION
+from extproc.bootstrap.listener import DESTINATION, HASH
 from extproc.bootstrap.text import to_yaml
-from extproc.bootstrap.values import BODY_BYTES_MAX, Endpoint, Listener, Sidecar, Steering, Tls
+from extproc.bootstrap.values import BODY_BYTES_MAX, Endpoint, Hash, Listener, Sidecar, Steering, Tls
 
 __all__ = [
     "BODY_BYTES_MAX",
     "DESTINATION",
+    "HASH",
     "Endpoint",
+    "Hash",
     "Listener",
     "Sidecar",
     "Steering",
@@ -70,7 +72,7 @@ def fragments(spec: Listener) -> dict[str, Any]:
     if not spec.steering:
         raise ValueError("fragments: a listener without kvring has nothing to add")
     return {
-        "early_header_mutation_extensions": [listener.early_header_mutation()],
+        "early_header_mutation_extensions": [listener.early_header_mutation(spec.steering)],
         "http_filters": [listener.ext_proc(spec.steering)],
         "routes": [listener.route(spec)],
         "clusters": [cluster.endpoints(spec), cluster.sidecars(spec.steering)],

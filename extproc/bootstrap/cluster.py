@@ -2,7 +2,8 @@
 
 Endpoints of a steered listener are chosen by override_host, which takes the "ip:port" kvring left in the
 metadata, and falls back to LEAST_REQUEST when there is none (kvring silent, down, or no opinion) or when
-it names no host of this cluster. Endpoints of a plain listener are taken in turn.
+it names no host of this cluster. Where Envoy's own hashing is to choose, it takes the header kvring set, and
+Envoy checks health itself. Endpoints of a plain listener are taken in turn.
 
 Invariant: breakers never bind before the machine does; an open breaker on kvring's cluster would leave
 requests unsteered without a sign. Called by: bootstrap. Why each setting is: bootstrap.reasons.
@@ -25,6 +26,8 @@ __all__ = ["endpoints", "sidecars"]
 _HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _HTTP_TYPE = "extensions.upstreams.http.v3.HttpProtocolOptions"
 _MANY = 100_000
+_RING_POINTS = 65_536
+_MAGLEV_SLOTS = 65_537  # a prime, as it must be
 
 
 def endpoints(spec: Listener) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def endpoints(spec: Listener) -> dict[str, Any]:
         "name": spec.name,
         **(_eds(spec) if spec.endpoints_path else _discovery(where for _, where in parsed)),
         "connect_timeout": "2s",
-        **({"load_balancing_policy": _override_host()} if spec.steering else {"lb_policy": "ROUND_ROBIN"}),
+        **_balancing(spec),
         "circuit_breakers": _breakers(retry_budget=True),
         "upstream_connection_options": {
             "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 10, "keepalive_probes": 3}
@@ -46,7 +49,7 @@ def endpoints(spec: Listener) -> dict[str, Any]:
                 explicit_http_config={"http_protocol_options": {}},
             )
         },
-        **({} if spec.endpoints_path else {"load_assignment": _assignment(spec.name, parsed)}),
+        **({} if spec.endpoints_path else {"load_assignment": _assignment(spec, parsed)}),
     }
 
 
@@ -90,9 +93,14 @@ def sidecars(steering: Steering) -> dict[str, Any]:
     }
 
 
-def _assignment(name: str, parsed: Sequence[tuple[str, address.Address]]) -> dict[str, Any]:
-    hosts = [{"endpoint": {"hostname": name, "address": where.envoy()}} for name, where in parsed]
-    return {"cluster_name": name, "endpoints": [{"lb_endpoints": hosts}]}
+def _assignment(spec: Listener, parsed: Sequence[tuple[str, address.Address]]) -> dict[str, Any]:
+    hashes = spec.steering is not None and spec.steering.hash is not None
+    hosts: list[dict[str, Any]] = []
+    for name, where in parsed:
+        hosts.append({"endpoint": {"hostname": name, "address": where.envoy()}})
+        if hashes and not where.is_dns:  # several endpoints behind one name must not share its place
+            hosts[-1]["metadata"] = {"filter_metadata": {"envoy.lb": {"hash_key": name}}}
+    return {"cluster_name": spec.name, "endpoints": [{"lb_endpoints": hosts}]}
 
 
 def _eds(spec: Listener) -> dict[str, Any]:
@@ -137,6 +145,41 @@ def _breakers(*, retry_budget: bool) -> dict[str, Any]:
     if retry_budget:
         threshold["retry_budget"] = {"budget_percent": {"value": 20}, "min_retry_concurrency": 10}
     return {"thresholds": [threshold]}
+
+
+def _balancing(spec: Listener) -> dict[str, Any]:
+    """Who chooses among the endpoints, and what that one must know."""
+    if spec.steering is None:
+        return {"lb_policy": "ROUND_ROBIN"}
+    if spec.steering.hash is None:
+        return {"load_balancing_policy": _override_host()}
+    rings = {
+        "RING_HASH": {"ring_hash_lb_config": {"minimum_ring_size": _RING_POINTS}},
+        "MAGLEV": {"maglev_lb_config": {"table_size": _MAGLEV_SLOTS}},
+    }
+    return {
+        "lb_policy": spec.steering.hash.algorithm,
+        **rings[spec.steering.hash.algorithm],
+        "common_lb_config": {
+            "consistent_hashing_lb_config": {"hash_balance_factor": spec.steering.hash.balance_percent}
+        },
+        "health_checks": [
+            {
+                "timeout": "2s",
+                "interval": "1s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/health"},
+            }
+        ],
+        "outlier_detection": {
+            "consecutive_5xx": 5,
+            "interval": "1s",
+            "base_ejection_time": "10s",
+            "max_ejection_percent": 50,
+            "successful_active_health_check_uneject_host": False,
+        },
+    }
 
 
 def _override_host() -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Order of things on a request: a client's own destination header is removed before anything else runs;
 ext_proc asks kvring, which answers with dynamic metadata only; the router picks the endpoint named there.
+Steered by hash, kvring may set one header, which the route's hash policy reads.
 
-Invariant: no part of a request can steer, only kvring's metadata can. No retry policy in full duplex: Envoy
+Invariant: no part of a request can steer, only kvring's answer can. No retry policy in full duplex: Envoy
 1.40 then sends the body of a request with trailers twice (envoy#46095; tests/envoy/test_duplex.py).
 Called by: bootstrap. Why each setting is as it is: bootstrap.reasons, printed beside it.
 Source: https://www.envoyproxy.io/docs/envoy/v1.40.0/configuration/http/http_filters/ext_proc_filter
@@ -18,10 +19,13 @@ from extproc.bootstrap.transport import typed
 from extproc.bootstrap.values import Listener, Steering
 from extproc.protocol import BodyMode
 
-__all__ = ["DESTINATION", "early_header_mutation", "ext_proc", "listener", "route", "seconds"]
+__all__ = ["DESTINATION", "HASH", "early_header_mutation", "ext_proc", "listener", "route", "seconds"]
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Key under which kvring names the endpoint, in metadata `envoy.lb`; the Endpoint Picker Protocol's."""
+
+HASH = "x-kvring-hash"
+"""Header by which Envoy's own hashing chooses; a gateway's consistent hashing by header can read it too."""
 
 _BUFFERED = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _SECRET_HEADERS = ("authorization", "proxy-authorization", "x-api-key", "api-key", "cookie")
@@ -48,13 +52,14 @@ def listener(spec: Listener) -> dict[str, Any]:
     }
 
 
-def early_header_mutation() -> dict[str, Any]:
-    """The extension that removes a client's destination header before any filter runs."""
+def early_header_mutation(steering: Steering | None) -> dict[str, Any]:
+    """The extension that removes a client's own steering headers before any filter runs."""
+    removed = [DESTINATION, HASH] if steering and steering.hash else [DESTINATION]
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": typed(
             "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-            mutations=[{"remove": DESTINATION}],
+            mutations=[{"remove": header} for header in removed],
         ),
     }
 
@@ -77,7 +82,10 @@ def ext_proc(steering: Steering) -> dict[str, Any]:
             "disallowed_headers": {"patterns": [{"exact": header} for header in _SECRET_HEADERS]}
         },
         "metadata_options": _metadata(steering),
-        "mutation_rules": {"disallow_all": True},
+        "mutation_rules": {
+            "disallow_all": True,
+            **({"allow_expression": {"regex": HASH}} if steering.hash else {}),
+        },
     }
     return {
         "name": "envoy.filters.http.ext_proc",
@@ -88,6 +96,8 @@ def ext_proc(steering: Steering) -> dict[str, Any]:
 def route(spec: Listener) -> dict[str, Any]:
     """The only route: everything goes to the endpoints, retried elsewhere when that is safe."""
     action: dict[str, Any] = {"cluster": spec.name, "timeout": "0s"}
+    if spec.steering and spec.steering.hash:
+        action["hash_policy"] = [{"header": {"header_name": HASH}, "terminal": True}]
     if not (spec.steering and spec.steering.is_duplex):
         action["retry_policy"] = _retry_policy()
     return {
@@ -137,12 +147,13 @@ def _manager(spec: Listener) -> dict[str, Any]:
         "request_headers_timeout": "30s",
         "request_timeout": "600s",
         "stream_idle_timeout": "3600s",
-        "early_header_mutation_extensions": [early_header_mutation()],
+        "early_header_mutation_extensions": [early_header_mutation(spec.steering)],
         "http_filters": filters,
         "route_config": {"name": spec.name, "virtual_hosts": [virtual_host]},
     }
     if spec.access_log_path:
-        fields["access_log"] = [_access_log(spec.access_log_path)]
+        key = HASH if spec.steering and spec.steering.hash else DESTINATION
+        fields["access_log"] = [_access_log(spec.access_log_path, key)]
     return typed(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         **fields,
@@ -161,7 +172,8 @@ def _processing_mode(steering: Steering) -> dict[str, str]:
     if response is not BodyMode.NONE:
         mode["response_header_mode"] = "SEND"
         mode["response_body_mode"] = response.name
-    if request not in _BUFFERED or response is BodyMode.FULL_DUPLEX_STREAMED:
+    counts = steering.hash is None and request not in _BUFFERED
+    if counts or response is BodyMode.FULL_DUPLEX_STREAMED:
         mode["response_trailer_mode"] = "SEND"
     return mode
 
@@ -173,7 +185,7 @@ def _metadata(steering: Steering) -> dict[str, Any]:
     return spaces
 
 
-def _access_log(path: str) -> dict[str, Any]:
+def _access_log(path: str, key: str) -> dict[str, Any]:
     line = {
         "time": "%START_TIME%",
         "request_id": "%REQ(X-REQUEST-ID)%",
@@ -181,7 +193,7 @@ def _access_log(path: str) -> dict[str, Any]:
         "details": "%RESPONSE_CODE_DETAILS%",
         "flags": "%RESPONSE_FLAGS%",
         "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
-        "picked": f"%DYNAMIC_METADATA(envoy.lb:{DESTINATION})%",
+        "picked": f"%DYNAMIC_METADATA(envoy.lb:{key})%",
         "served": "%UPSTREAM_REMOTE_ADDRESS%",
         "bytes_received": "%BYTES_RECEIVED%",
         "bytes_sent": "%BYTES_SENT%",

@@ -29,8 +29,7 @@ REASONS = {
     ),
     "access_log": "No bodies, no headers but the request id, no query strings.",
     "http_filters.typed_config.failure_mode_allow": (
-        "kvring down, hung or wrong: true = Envoy balances by itself (fallback_policy), false = the client "
-        "gets an error."
+        "kvring down, hung or wrong: true = Envoy balances by itself, false = the client gets an error."
     ),
     "status_on_error": "Clients retry a 503; Envoy's default is a 500.",
     "http_filters.typed_config.message_timeout": (
@@ -63,6 +62,34 @@ REASONS = {
         "kvring names an endpoint in metadata and can change no header; the copy of its choice that it sets "
         "as a header, for other gateways, is dropped here."
     ),
+    "mutation_rules.allow_expression": (
+        "But for the hash: Envoy's hash policies read headers, and this is the one that kvring may set."
+    ),
+    "hash_policy": (
+        "Equal prefixes, equal hashes. A request without one (no prompt; kvring down) goes to an endpoint "
+        "drawn by chance. The route must not remove this header (request_headers_to_remove): it would be "
+        "gone before it is read."
+    ),
+    "ring_hash_lb_config": (
+        "The default of 1,024 points gives some of many endpoints twice as many keys as others. An endpoint "
+        "more or less moves only its own keys."
+    ),
+    "maglev_lb_config": (
+        "Slots for all endpoints, a prime: at least a hundred for each. Evener and quicker than a ring; an "
+        "endpoint more or less moves a few more keys than its own."
+    ),
+    "lb_endpoints.metadata": "Its place on the ring is by name: a new address keeps the old one's keys.",
+    "consistent_hashing_lb_config.hash_balance_factor": (
+        "Per cent of the mean: an endpoint with more active requests passes its keys on, each in an order of "
+        "its own. Lower spreads sooner and loses cache; 0, the default, lets a hot prefix drown its home. "
+        "Each Envoy counts its own requests only."
+    ),
+    "health_checks.http_health_check": (
+        "kvring knows no endpoints here, so Envoy must find out itself who is well; who is not loses its "
+        "keys to the others until it is back."
+    ),
+    "outlier_detection": "Who answers only 5xx is left out for a while, though its health check is good.",
+    "successful_active_health_check_uneject_host": "By default the next good check would bring it back.",
     "request_body_buffer_limit": (
         "Bytes of a body kept for kvring and for a retry (default: the connection's buffer, 1 MiB). A longer "
         "request is not retried. Memory: up to this much for each request in flight."

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from extproc.bootstrap import address
 from extproc.protocol import BodyMode
 
-__all__ = ["BODY_BYTES_MAX", "Endpoint", "Listener", "Sidecar", "Steering", "Tls"]
+__all__ = ["BODY_BYTES_MAX", "Endpoint", "Hash", "Listener", "Sidecar", "Steering", "Tls"]
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 """Default for `Listener.body_bytes_max`: a 115k-token transcript is ~0.5 MB, with a few images 3-5 MB."""
@@ -73,6 +74,24 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class Hash:
+    """Envoy's own consistent hashing chooses, by the header that kvring sets.
+
+    algorithm: RING_HASH or MAGLEV. balance_percent [101..1000]: an endpoint with more active requests than
+    this share of the mean takes no more of its keys.
+    """
+
+    algorithm: Literal["RING_HASH", "MAGLEV"] = "RING_HASH"
+    balance_percent: int = 150
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ("RING_HASH", "MAGLEV"):
+            raise ValueError(f"hash algorithm {self.algorithm!r}: expected RING_HASH or MAGLEV")
+        if not 101 <= self.balance_percent <= 1000:
+            raise ValueError(f"hash balance {self.balance_percent} %: expected 101..1000")
+
+
+@dataclass(frozen=True, slots=True)
 class Steering:
     """How a listener asks kvring.
 
@@ -82,6 +101,7 @@ class Steering:
     message. fail_open: whether Envoy balances by itself when kvring is down, hung or wrong.
     cluster_name: Envoy's name for the group of sidecars; listeners with equal groups may share it.
     tls: how the sidecars' ext_proc ports are spoken to, None = plaintext (as their health ports always are).
+    hash: None = kvring names the endpoint; else its pool must say `steering: hash`.
     """
 
     sidecars: Sequence[Sidecar]
@@ -91,6 +111,7 @@ class Steering:
     fail_open: bool = True
     cluster_name: str = "kvring"
     tls: Tls | None = None
+    hash: Hash | None = None
 
     @property
     def is_duplex(self) -> bool:

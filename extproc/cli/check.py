@@ -65,6 +65,11 @@ def _config(path: Path, *, quiet: bool) -> tuple[int, dict[str, Any]]:
 def _tell(path: Path, settings: config.Config) -> None:
     print(f"{path}: good")
     for group in settings.pools:
+        if group.steering == "hash":
+            print(f"  pool {group.name}: a hash for Envoy, about {group.endpoint_count} endpoints")
+            if len(settings.pools) > 1:
+                print(f"    takes {_rules(config.match_of(group))}")
+            continue
         kind = next(key for key in config.SOURCES if getattr(group, key) is not None)
         what = f"{len(group.endpoints)} endpoints" if group.endpoints else f"endpoints by {kind}"
         print(f"  pool {group.name}: policy {group.policy}, {what}")

@@ -86,6 +86,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how Envoy shows request bodies to kvring (default: %(default)s)",
     )
     parser.add_argument(
+        "--steering",
+        choices=["endpoint", "hash"],
+        default="endpoint",
+        help="as in the pool of kvring.yaml: kvring names the endpoint, or Envoy's own consistent hashing "
+        "chooses by a hash that kvring sets (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hash-algorithm",
+        type=str.upper,
+        choices=["RING_HASH", "MAGLEV"],
+        help="with --steering hash (default: RING_HASH)",
+    )
+    parser.add_argument(
+        "--hash-balance-percent",
+        type=ranges.whole(101, 1000),
+        metavar="N",
+        help="with --steering hash: an endpoint with more active requests than N per cent of the mean takes "
+        "no more of its keys (default: 150)",
+    )
+    parser.add_argument(
         "--body-bytes-max",
         type=int,
         default=bootstrap.BODY_BYTES_MAX,
@@ -176,6 +196,7 @@ def _listener(args: argparse.Namespace) -> bootstrap.Listener:
             message_timeout_s=args.message_timeout_s,
             fail_open=not args.fail_closed,
             tls=bootstrap.Tls(*given) if args.kvring_tls or any(given) else None,
+            hash=_hash(args),
         ),
         body_bytes_max=args.body_bytes_max,
         access_log_path=args.access_log,
@@ -183,6 +204,16 @@ def _listener(args: argparse.Namespace) -> bootstrap.Listener:
         endpoints_path=args.endpoints_file or "",
         tls=bootstrap.Tls("", *clients) if any(clients) else None,
     )
+
+
+def _hash(args: argparse.Namespace) -> bootstrap.Hash | None:
+    given = {"algorithm": args.hash_algorithm, "balance_percent": args.hash_balance_percent}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if args.steering == "hash":
+        return bootstrap.Hash(**wanted)
+    if wanted:
+        raise ValueError("--hash-algorithm and --hash-balance-percent need --steering hash")
+    return None
 
 
 def _health_port(args: argparse.Namespace, worker: int) -> int:
@@ -194,5 +225,5 @@ def _from_config(path: Path) -> list[bootstrap.Endpoint]:
     pools = config.load(path, os.environ).pools
     listed = [endpoint for pool in pools for endpoint in pool.endpoints or ()]
     if not listed:
-        raise ValueError(f"{path} lists no endpoints: name them with --replica")
+        raise ValueError(f"{path} lists no endpoints: name them with --replica or --endpoints-file")
     return [bootstrap.Endpoint(endpoint.name, endpoint.address) for endpoint in listed]

@@ -121,7 +121,8 @@ def _pools(settings: values.Config) -> groups.Groups:
     return groups.Groups(
         [
             groups.Group(
-                router.Router(config.static_pool(one), config.router_settings(one)), config.match_of(one)
+                config.hasher_of(one) or router.Router(config.static_pool(one), config.router_settings(one)),
+                config.match_of(one),
             )
             for one in settings.pools
         ]
@@ -144,9 +145,7 @@ def _print(explained: Mapping[str, Any]) -> None:
         "chain": f"{len(chained)} blocks of {explained['block_bytes']} bytes  {shown}",
         "anchor": None if explained["anchor"] is None else f"block {explained['anchor']}",
         "key": f"{explained['key']} ({explained['keyed_by']})" if explained["key"] else "-",
-        "ring": " > ".join(explained["ring"]) or "-",
-        "choice": f"{explained['choice']} ({explained['address']}), {explained['reason']}, by"
-        f" {explained['policy']}",
+        **_chosen(explained),
     }
     for name, value in rows.items():
         if value is not None:
@@ -154,11 +153,23 @@ def _print(explained: Mapping[str, Any]) -> None:
     console.print(facts)
     if explained["segments"]:
         console.print(_segment_table(explained))
-    if explained["costs"]:
+    if explained.get("costs"):
         costs = Table("endpoint", "cost [tokens]", title="costs, all cold", title_justify="left")
         for name, cost in explained["costs"].items():
             costs.add_row(name, f"{cost:,.0f}")
         console.print(costs)
+
+
+def _chosen(explained: Mapping[str, Any]) -> dict[str, str]:
+    """Who would have it, as far as kvring decides that."""
+    if explained["steering"] == "hash":
+        told = f"{explained['hash']} in x-kvring-hash: Envoy chooses by it"
+        return {"hash": told if explained["hash"] else "none: Envoy draws an endpoint by chance"}
+    return {
+        "ring": " > ".join(explained["ring"]) or "-",
+        "choice": f"{explained['choice']} ({explained['address']}), {explained['reason']}, by"
+        f" {explained['policy']}",
+    }
 
 
 def _segment_table(explained: Mapping[str, Any]) -> Table:

@@ -105,6 +105,10 @@ def _ask(admin: str, token_file: Path | None) -> dict[str, Any]:
 
 def _print(console: Console, state: dict[str, Any]) -> None:
     for pool in state["pools"]:
+        if pool.get("steering") == "hash":
+            told = f"a hash for Envoy's own balancing over about {pool['endpoint_count']:,} endpoints"
+            console.print(f"pool {pool['name']}: {told}; {pool['anchor_edges']:,} runs of blocks counted")
+            continue
         source = pool["source"]
         trouble = f", {source['problem']} ({source['detail']})" if source["problem"] else ""
         age = "" if source["age_s"] is None else f", heard {source['age_s']:.0f} s ago"

@@ -3,6 +3,7 @@
 Called by: app, cli, endpoints.
 """
 
+from extproc.config.hashing import hasher_of
 from extproc.config.plain import plain
 from extproc.config.pools import (
     SOURCES,
@@ -48,6 +49,7 @@ __all__ = [
     "Store",
     "Tls",
     "for_worker",
+    "hasher_of",
     "load",
     "loads",
     "match_of",

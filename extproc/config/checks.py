@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from extproc.config import pools, store, values
+from extproc.config import hashing, pools, store, values
 
 __all__ = ["LISTENERS", "ConfigError", "Names", "check", "shown"]
 
@@ -55,12 +55,29 @@ def check(config: values.Config, names: Names) -> None:
     _pools(config.pools)
     if config.store is not None:
         _store(config.store)
+    _hashes(config, names)
     if config.message_bytes_max < config.prompt_bytes_max:
         key = "message_bytes_max"
         raise ConfigError(
             f"{names.get(key, key)}: {config.message_bytes_max!r} is not allowed; must be at least"
             f" prompt_bytes_max, here {config.prompt_bytes_max}"
         )
+
+
+def _hashes(config: values.Config, names: Names) -> None:
+    """What can't be beside pools whose endpoints Envoy chooses by a hash."""
+    found = [group.name for group in config.pools if group.steering == "hash"]
+    if not found:
+        return
+    with_it = f"with steering: hash, as in pool {found[0]}"
+    if not config.pick_header:
+        key = names.get("pick_header", "pick_header")
+        raise ConfigError(f"{key}: false is not allowed {with_it}: Envoy hashes by a header")
+    if config.conformance_hooks:
+        key = names.get("conformance_hooks", "conformance_hooks")
+        raise ConfigError(f"{key}: true is not allowed {with_it}: no hash keeps to the endpoint they name")
+    if config.store is not None and len(found) == len(config.pools):
+        raise ConfigError("store: not allowed where all pools have steering: hash: there is nothing to share")
 
 
 def _store(given: store.Store) -> None:
@@ -89,6 +106,13 @@ def _store(given: store.Store) -> None:
 
 def _pool(where: str, group: pools.Pool) -> None:
     _name(f"{where}.name", group.name)
+    wrong = hashing.problem(group)
+    if wrong is not None:
+        raise ConfigError(f"{where}.{wrong[0]}: {wrong[1]}")
+    if group.match is not None:
+        _match(f"{where}.match", group.match)
+    if group.steering == "hash":
+        return
     given = [key for key in pools.SOURCES if getattr(group, key) is not None]
     if len(given) != 1:
         what = "; here are " + " and ".join(given) if given else ""
@@ -96,8 +120,6 @@ def _pool(where: str, group: pools.Pool) -> None:
     _static(f"{where}.endpoints", group.endpoints or ())
     if group.dns is not None and group.dns.type == "address" and group.dns.port is None:
         raise ConfigError(f"{where}.dns.port: missing; must be {_PORTS}, unless type is srv")
-    if group.match is not None:
-        _match(f"{where}.match", group.match)
     if group.health.timeout_s > 10 * group.health.interval_s:
         raise ConfigError(
             f"{where}.health.timeout_s: {group.health.timeout_s!r} is not allowed; must be at most ten"

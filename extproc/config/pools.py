@@ -129,7 +129,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     endpoints: Annotated[
         Annotated[list[Endpoint], meta.listed(1, 1024, "")] | None,
-        meta.meaning("The model servers, in any order; or one of the following five."),
+        meta.meaning("The model servers, in any order; or one of the following five; none for `hash`."),
     ] = None
     file: Annotated[sources.File | None, meta.meaning("They are listed in a file that may change.")] = None
     dns: Annotated[sources.Dns | None, meta.meaning("They are what a DNS name stands for.")] = None
@@ -145,6 +145,20 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: Annotated[str, meta.text(meta.NAME, "Name in metrics and logs.")] = "default"
     match: Annotated[
         Match | None, meta.meaning("Which requests belong to it. Unset: those that no other pool matches.")
+    ] = None
+    steering: Annotated[
+        Literal["endpoint", "hash"],
+        meta.meaning(
+            "`endpoint`: kvring names the endpoint. `hash`: it sets the header `x-kvring-hash` for Envoy's"
+            " own ring_hash or maglev, and knows no endpoints; see docs/hash.md."
+        ),
+    ] = "endpoint"
+    endpoint_count: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None,
+        meta.meaning(
+            "With `steering: hash`, and needed there: how many endpoints Envoy's cluster has, within a"
+            " factor of two."
+        ),
     ] = None
     policy: Annotated[
         Literal["cost", "ring", "least_load", "round_robin", "random"],

@@ -17,16 +17,24 @@ from extproc.sim import clock, policies
 
 __all__ = ["Sharing"]
 
+_USUAL = view.Settings()
+
 
 class Sharing:
     """Views of all routers. `told`, `told_bytes`: messages and bytes published so far."""
 
-    def __init__(self, timer: clock.Clock, routers: Sequence[policies.Production], delay_s: float) -> None:
-        """`routers`: that share; `delay_s`: of a message [s]."""
+    def __init__(
+        self,
+        timer: clock.Clock,
+        routers: Sequence[policies.Production],
+        delay_s: float,
+        settings: view.Settings = _USUAL,
+    ) -> None:
+        """`routers`: that share; `delay_s`: of a message [s]; `settings`: of each router's view."""
         self._timer = timer
         self._delay_s = delay_s
         self._views = [
-            view.View(number, {one.router.pool.name: one.router}, one.router.outbox)
+            view.View(number, {one.router.pool.name: one.router}, one.router.outbox, settings)
             for number, one in enumerate(routers, start=1)
             if one.router.outbox is not None
         ]
@@ -70,4 +78,4 @@ class Sharing:
         for number in range(len(self._views)):
             if not self._due[number]:
                 self._flush(number)
-        self._timer.after(view.Settings().look_s, self._beat)
+        self._timer.after(_USUAL.look_s, self._beat)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from extproc.traps import hashing
 from extproc.traps.finding import Finding
 from extproc.traps.reading import Asking, Door, Part, Setup, at, seconds
 
@@ -69,6 +70,8 @@ def _body(door: Door, asking: Asking) -> Iterator[Finding]:
             if limit < _BODY_START_BYTES or (request == "BUFFERED" and limit <= _BODY_START_BYTES):
                 trap = "body-limit" if request == "BUFFERED" else "body-start"
                 yield Finding(trap, route.where, f"{limit} bytes")
+    elif hashing.is_only(door):
+        pass  # nobody counts what is open
     elif response in {"", "NONE"} and _mode(asking, "response_trailer_mode") != "SEND":
         yield Finding("stream-short", asking.where, f"request_body_mode: {request or 'NONE'}")
     if request in {"BUFFERED_PARTIAL", "STREAMED", "FULL_DUPLEX_STREAMED"} and not at(

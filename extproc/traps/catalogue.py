@@ -149,6 +149,57 @@ TRAPS = {
         "Envoy refuses override_host together with locality_weighted_lb_config",
         "remove locality_weighted_lb_config (Istio: localityLbSetting.enabled: false)",
     ),
+    # ---- steering by hash ----
+    "hash-unread": Trap(
+        "error",
+        "endpoints are hashed, but by no hash of kvring's: they are drawn by chance, or by another value",
+        "hash_policy: [{header: {header_name: x-kvring-hash}, terminal: true}] on the route",
+    ),
+    "hash-ignored": Trap(
+        "error",
+        "the route hashes by kvring's header, but the cluster's balancing takes no hash",
+        "lb_policy: RING_HASH or MAGLEV on the cluster",
+    ),
+    "hash-removed": Trap(
+        "error",
+        "the route removes the header before it is hashed: every request goes to an endpoint drawn by chance",
+        "x-kvring-hash out of request_headers_to_remove",
+    ),
+    "hash-dropped": Trap(
+        "error",
+        "Envoy drops the hash without a word: kvring may not set its header",
+        "mutation_rules.allow_expression: {regex: x-kvring-hash}",
+    ),
+    "hash-mixed": Trap(
+        "error",
+        "another hash policy is mixed into the hash: equal prefixes go to different endpoints",
+        "x-kvring-hash as the first policy, with terminal: true",
+    ),
+    "hash-one-name": Trap(
+        "error",
+        "all addresses of one DNS name share one place on the ring: one of them gets everything",
+        "remove use_hostname_for_hashing",
+    ),
+    "hash-unbound": Trap(
+        "warning",
+        "nothing bounds the load: a hot prefix drowns its home",
+        "consistent_hashing_lb_config: {hash_balance_factor: 150}",
+    ),
+    "hash-unchecked": Trap(
+        "warning",
+        "nobody checks the endpoints, kvring knows none: a dead one keeps its keys",
+        "health_checks and outlier_detection on the cluster",
+    ),
+    "hash-ring": Trap(
+        "note",
+        "a ring this small gives some of many endpoints twice as many keys as others",
+        "ring_hash_lb_config: {minimum_ring_size: 65536}",
+    ),
+    "hash-spoof": Trap(
+        "note",
+        "while kvring is down, a client's own x-kvring-hash decides: no harm but to its cache hits",
+        "remove x-kvring-hash in early_header_mutation_extensions",
+    ),
     "breaker-endpoints": Trap(
         "warning",
         "over this many requests in flight (default 1024) clients get 503",

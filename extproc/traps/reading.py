@@ -11,11 +11,11 @@ Called by: the rules, `find`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Asking", "Door", "Part", "Setup", "at", "each", "read", "seconds", "type_of"]
+__all__ = ["Asking", "Door", "Part", "Setup", "at", "each", "read", "seconds", "targets", "type_of"]
 
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _FIELD = re.compile(r"[a-z][A-Za-z0-9]*")
@@ -98,6 +98,20 @@ def seconds(value: Any, default: float) -> float:
     if not isinstance(value, str) or not re.fullmatch(r"-?[0-9]*\.?[0-9]+s", value):
         return default
     return float(value[:-1])
+
+
+def targets(routes: Sequence[Part]) -> list[tuple[str, str]]:
+    """(cluster name, the first of `routes` that leads there)."""
+    found: dict[str, str] = {}
+    for route in routes:
+        names = [
+            at(route.value, "route", "cluster"),
+            *(at(one, "name") for one in each(route.value, "route", "weighted_clusters", "clusters")),
+        ]
+        for name in names:
+            if isinstance(name, str):
+                found.setdefault(name, route.where)
+    return sorted(found.items())
 
 
 def type_of(value: Any) -> str:

@@ -5,13 +5,13 @@ Called by: traps.find.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from extproc.traps import guards, hashing
 from extproc.traps.asked import BREAKER_MIN, breaker
 from extproc.traps.finding import Finding
-from extproc.traps.reading import Asking, Door, Json, Part, Setup, at, each, seconds, type_of
+from extproc.traps.reading import Asking, Door, Json, Part, Setup, at, each, seconds, targets, type_of
 
 __all__ = ["findings"]
 
@@ -25,10 +25,11 @@ _UVICORN_S = 5.0
 def findings(setup: Setup) -> Iterator[Finding]:
     """What is wrong with where requests go."""
     for door in setup.doors:
+        yield from hashing.findings(door, setup.clusters)
         idle_s = seconds(at(door.manager, "stream_idle_timeout"), _IDLE_DEFAULT_S)
         for route in door.routes:
             yield from _route(route, idle_s)
-        for name, where in _targets(door):
+        for name, where in targets(door.routes):
             cluster = setup.clusters.get(name)
             if cluster is not None:
                 yield from _cluster(door, cluster, f"cluster {name}", where)
@@ -49,20 +50,6 @@ def _route(route: Part, idle_s: float) -> Iterator[Finding]:
         yield Finding("retry-same", route.where)
 
 
-def _targets(door: Door) -> list[tuple[str, str]]:
-    """(cluster name, the first route that leads there)."""
-    found: dict[str, str] = {}
-    for route in door.routes:
-        names = [
-            at(route.value, "route", "cluster"),
-            *(at(one, "name") for one in each(route.value, "route", "weighted_clusters", "clusters")),
-        ]
-        for name in names:
-            if isinstance(name, str):
-                found.setdefault(name, route.where)
-    return sorted(found.items())
-
-
 def _cluster(door: Door, cluster: Json, where: str, route: str) -> Iterator[Finding]:
     sources = _sources(cluster)
     if at(cluster, "type") == "ORIGINAL_DST":
@@ -70,7 +57,7 @@ def _cluster(door: Door, cluster: Json, where: str, route: str) -> Iterator[Find
         sources = [{"header": header}]
         yield Finding("original-dst", where, "ORIGINAL_DST")
     elif sources is None:
-        if not _hashes(cluster):
+        if hashing.algorithm(cluster) is None and not hashing.is_read(door, str(at(cluster, "name"))):
             yield Finding("not-steered", where, route)
     elif at(cluster, "common_lb_config", "locality_weighted_lb_config") is not None:
         yield Finding("locality-weights", where)
@@ -95,58 +82,17 @@ def _sources(cluster: Json) -> list[Json] | None:
     return None
 
 
-def _hashes(cluster: Json) -> bool:
-    """Whether Envoy's own consistent hashing chooses, by a value that kvring may set."""
-    named = str(at(cluster, "lb_policy")), str(at(cluster, "load_balancing_policy"))
-    return any(word in text.lower() for text in named for word in ("ring_hash", "ringhash", "maglev"))
-
-
 def _source(door: Door, source: Json, where: str) -> Iterator[Finding]:
     namespace, header = at(source, "metadata", "key"), at(source, "header")
     for asking in door.askings:
         if isinstance(namespace, str) and namespace not in _received(asking):
             yield Finding("metadata-dropped", asking.where, f"{where} reads {namespace}")
-        if isinstance(header, str) and not _may_set(asking, header.lower()):
+        if isinstance(header, str) and not guards.may_set(asking, header.lower()):
             yield Finding("header-dropped", asking.where, f"{where} reads {header}")
-    if isinstance(header, str) and not all(_scrubs(door, one, header.lower()) for one in door.askings):
+    if isinstance(header, str) and not all(guards.scrubs(door, one, header.lower()) for one in door.askings):
         yield Finding("spoof", door.where, header)
 
 
 def _received(asking: Asking) -> list[Any]:
     found = at(asking.value, "metadata_options", "receiving_namespaces", "untyped")
     return found if isinstance(found, list) else []
-
-
-def _may_set(asking: Asking, header: str) -> bool:
-    """Whether kvring's mutation of `header` gets through: disallowed text, allowed text, then the rest."""
-    rules = at(asking.value, "mutation_rules")
-    if _matches(at(rules, "disallow_expression", "regex"), header):
-        return False
-    if _matches(at(rules, "allow_expression", "regex"), header):
-        return True
-    return not at(rules, "disallow_all")
-
-
-def _matches(pattern: Any, header: str) -> bool:
-    try:
-        return isinstance(pattern, str) and re.fullmatch(pattern, header) is not None
-    except re.error:
-        return False
-
-
-def _scrubs(door: Door, asking: Asking, header: str) -> bool:
-    """Whether a client's own `header` is gone before the filter runs."""
-    changes = [
-        change
-        for one in each(door.manager, "early_header_mutation_extensions")
-        for change in each(one, "typed_config", "mutations")
-    ]
-    for one in asking.before:
-        changes += each(one, "typed_config", "mutations", "request_mutations")
-    if any(_removes(change, header) for change in changes):
-        return True
-    return header in door.internal_only and bool(at(door.manager, "use_remote_address"))
-
-
-def _removes(change: Mapping[str, Any], header: str) -> bool:
-    return str(at(change, "remove") or "").lower() == header

@@ -7,6 +7,7 @@ Extension proposal 004.
 from __future__ import annotations
 
 __all__ = [
+    "HASH",
     "METHOD",
     "REFUSED",
     "SERVED",
@@ -26,6 +27,9 @@ STEER = "x-gateway-destination-endpoint"  # the header's name and the metadata's
 SERVED = f"{STEER}-served"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET = f"{STEER}-subset"
+
+HASH = "x-kvring-hash"
+"""Header, and metadata of the same value, by which Envoy's own consistent hashing chooses."""
 
 WHY = "x-kvring-decision"
 """Metadata beside the steer, where asked for; Envoy can put it into the answer's headers."""

@@ -62,9 +62,10 @@ def encode(action: protocol.Action, *, header: bool = True) -> pb.ProcessingResp
                 return _with_headers(phase, headers)
             if steer is None:
                 return _CONTINUE[phase]
-            if not steer.why:
-                return _steered(phase, steer.address, header)
-            return _explained(_steered(phase, steer.address, header), steer.why)
+            told = _steered(phase, steer.address, header)
+            if steer.hash is not None or steer.why:
+                return _told_more(told, phase, steer)
+            return told
         case protocol.Refuse(status=status, reason=reason):
             return _refusal(status, reason)
         case protocol.Echo():
@@ -99,11 +100,23 @@ def _steered(phase: protocol.Phase, address: str, header: bool) -> pb.Processing
     return message
 
 
-def _explained(steered: pb.ProcessingResponse, why: str) -> pb.ProcessingResponse:
+def _told_more(
+    steered: pb.ProcessingResponse, phase: protocol.Phase, steer: protocol.Steer
+) -> pb.ProcessingResponse:
+    """`steered` with what is not the same for many requests. The hash's header is touched in any case: no
+    route of Envoy's can hash by anything else that kvring sets.
+    """
     message = pb.ProcessingResponse()
     message.CopyFrom(steered)
-    steer = message.dynamic_metadata.fields[names.STEER_NAMESPACE].struct_value
-    steer.fields[names.WHY].string_value = why
+    found = {names.HASH: steer.hash or "", names.WHY: steer.why}
+    for name, value in found.items():
+        if value:
+            metadata = message.dynamic_metadata.fields[names.STEER_NAMESPACE].struct_value
+            metadata.fields[name].string_value = value
+    if steer.hash:
+        _set(_header_mutation(message, phase), names.HASH, steer.hash)
+    elif steer.hash is not None:
+        _header_mutation(message, phase).remove_headers.append(names.HASH)
     return message
 
 

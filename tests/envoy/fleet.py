@@ -66,7 +66,8 @@ class Fleet:
         assert self.kvring is None
         config = {f"{name}_listen": where for name, where in self._listen.items()}
         listed = [{"name": each.name, "address": each.address} for each in self.endpoints]
-        own = [] if "file" in self._pool else [self._pool | {"endpoints": listed}]
+        sourced = "file" in self._pool or self._pool.get("steering") == "hash"
+        own = [] if sourced else [self._pool | {"endpoints": listed}]
         pools = self._settings.get("pools") or own or [self._pool]
         self._config_path.write_text(yaml.safe_dump(config | self._settings | {"pools": pools}))
         self.kvring = await self._kvring_stack.enter_async_context(
@@ -188,14 +189,16 @@ async def fleet(
     others: name -> address of further endpoints that a test runs itself. preset: what each replica is.
     """
     model = performance.PRESETS[preset]
-    pool = {
-        "name": "default",
-        "policy": policy,
-        "kv_tokens": model.kv_tokens,
-        "prefill_tokens_per_s": speed / model.token_s,
-        # replicas live in the process of the test: on a busy machine one that is well may answer late
-        "health": {"interval_s": 0.2, "failures": 10},
-    } | (pool or {})
+    pool = pool or {}
+    if pool.get("steering") != "hash":  # which knows no endpoints
+        pool = {
+            "name": "default",
+            "policy": policy,
+            "kv_tokens": model.kv_tokens,
+            "prefill_tokens_per_s": speed / model.token_s,
+            # replicas live in the process of the test: on a busy machine one that is well may answer late
+            "health": {"interval_s": 0.2, "failures": 10},
+        } | pool
     settings = {
         "drain_notice_s": 0,
         "drain_timeout_s": 1,

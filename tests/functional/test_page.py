@@ -243,3 +243,19 @@ async def test_the_page_tells_that_kvring_is_gone_and_comes_back_by_itself(
         again = await sidecar({"up": up.address}, admin_listen=running.admin)
         await eventually(lambda: asyncio.sleep(0, again.admin == running.admin))
         await shows(page, "#standing").to_have_text("well")
+
+
+async def test_a_pool_steered_by_hash_is_shown_without_endpoints_and_explained(sidecar: Launch) -> None:
+    group = {"name": "big", "steering": "hash", "endpoint_count": 64}
+    running = await sidecar({}, pools=[group])
+    async with browser() as page:
+        await page.goto(f"http://{running.admin}/")
+        await async_api.expect(page.locator("#standing")).to_have_text("well")
+        await async_api.expect(page.locator("#source")).to_contain_text("knows no endpoint")
+        await async_api.expect(page.locator("#figures")).to_contain_text("64")
+        await page.fill("#explain-body", chat("question " * 100).decode())
+        await page.locator("#explain button[type=submit], #explain button").first.click()
+        await async_api.expect(page.locator("#explained")).to_contain_text("in x-kvring-hash")
+        assert [line for line in page.said if line.startswith(("error", "failed"))] == []
+        found = await axe.Axe().run(page)
+        assert [one["id"] for one in found.response["violations"] if one["impact"] in SERIOUS] == []

@@ -17,6 +17,7 @@ from extproc.sim.baselines import (
     cache_aware,
     dualmap,
     dynamo,
+    envoy_hash,
     inflight,
     kubeai,
     llmd,
@@ -223,6 +224,35 @@ class TestKubeAI:
         of.publish(pool.with_ready(everyone, {pool.EndpointId("r3"): False}))
         moved = {key for key in homes if driver.visit(ask(key)) != homes[key]}
         assert moved == {key for key, home in homes.items() if home == "r3"}
+
+
+class TestEnvoyHash:
+    def test_the_bound_is_envoys(self) -> None:
+        # tests/envoy/test_hash.py: of 16 equal ones over 4 endpoints 7, 7 and 2
+        assert envoy_hash.slots(15, 4, 1.5) == 6
+        assert envoy_hash.slots(0, 8, 1.5) == 1
+        driver = Driver(start(envoy_hash.EnvoyHash, 4))
+        driver.visit(ask(1))
+        for _ in range(16):
+            driver.send(ask(1))
+        assert sorted(driver.counts().values()) == [2, 7, 7]
+
+    def test_equal_starts_meet_and_overflow_in_an_order_of_their_own(self) -> None:
+        driver = Driver(start(envoy_hash.EnvoyHash))
+        for number in range(100):
+            driver.visit(ask(number))
+        homes = {key: driver.visit(ask(key)) for key in range(100)}
+        assert len(set(homes.values())) == N
+        assert all(driver.visit(ask(key, 1024 + 64 * key)) == home for key, home in homes.items())
+        keys = [key for key, home in homes.items() if home == homes[0]]
+        driver.load(int(homes[0][1:]), 9)
+        second = {key: driver.visit(ask(key)) for key in keys}
+        assert len(set(second.values())) > 1
+        assert all(driver.visit(ask(key)) == where for key, where in second.items())
+
+    def test_without_a_prompt_endpoints_are_drawn(self) -> None:
+        driver = Driver(start(envoy_hash.EnvoyHash))
+        assert len({driver.visit(chooser.Request(tokens=500)) for _ in range(100)}) == N
 
 
 class TestRanvier:

@@ -15,7 +15,7 @@ import pytest
 
 from extproc import ledger, outbox
 from extproc.news import view
-from extproc.sim import client, content, policies, scenario, sharing, simulation
+from extproc.sim import client, content, policies, sharing, simulation
 from tests.sim import staged
 from tests.sim.staged import LARGE, cold, made_of, once, really_open
 
@@ -111,22 +111,6 @@ class TestAtOnce:
 class Cut(sharing.Sharing):
     """Nothing of the first router arrives any more from 2 s on: it is lost with all it had open."""
 
-    def __init__(self, of: simulation.Simulation, silent_s: float) -> None:
-        routers = [one for one in of._choosers if isinstance(one, policies.Production)]
-        super().__init__(of._clock, routers, 0.01)
-        self._views = [
-            view.View(
-                number,
-                {one.router.pool.name: one.router},
-                one.router.outbox,
-                view.Settings(silent_s=silent_s),
-            )
-            for number, one in enumerate(routers, start=1)
-            if isinstance(one.router.outbox, outbox.Outbox)
-        ]
-        for one in self._views:
-            one.reached = True
-
     def _arrive(self, sender, data):
         if sender or self._timer.now < 2.0:
             super()._arrive(sender, data)
@@ -140,11 +124,12 @@ class TestOrphans:
         def parked():
             return (client.Start(0.02 * n, once(cold(n, 256, 1000))) for n in range(60))  # until about 9 s
 
-        asked = made_of(
-            parked, models=(LARGE,) * 8, duration_s=20.0, routers=3, sharing=scenario.Sharing.DELAYED
-        )
-        run = simulation.Simulation(asked, staged.FACTORIES["cost"], 1)
-        run._sharing = Cut(run, silent_s)
+        def telling(members, settings):
+            return policies.Production(members, settings, outbox.Outbox())
+
+        asked = made_of(parked, models=(LARGE,) * 8, duration_s=20.0, routers=3)
+        run = simulation.Simulation(asked, telling, 1)
+        run._sharing = Cut(run._clock, run._choosers, 0.01, view.Settings(silent_s=silent_s))
         records = run.run()
         for _ in range(4000):  # the others go on: no requests, only beats
             run._clock.step()

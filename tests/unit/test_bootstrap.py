@@ -51,6 +51,8 @@ VARIANTS = [
     bootstrap.build([steered(sidecars=[bootstrap.Sidecar("unix:/run/kvring.sock")])]),
     bootstrap.build([steered(endpoints=[bootstrap.Endpoint("a", "vllm.models.svc:8000")])]),
     bootstrap.build([steered(endpoints=[], endpoints_path="/etc/envoy/endpoints.yaml")]),
+    bootstrap.build([steered(hash=bootstrap.Hash())]),
+    bootstrap.build([steered(hash=bootstrap.Hash("MAGLEV"))]),
     bootstrap.build(
         [steered(tls=bootstrap.Tls("/ca.crt", "/tls.crt", "/tls.key", "kvring"), listen_tls=CLIENTS)]
     ),
@@ -123,6 +125,57 @@ def test_failing_closed_answers_503():
     config = bootstrap.build([steered(fail_open=False)])
     assert only(config, "failure_mode_allow") is False
     assert only(config, "status_on_error") == {"code": "ServiceUnavailable"}
+
+
+@pytest.mark.parametrize("algorithm", ["RING_HASH", "MAGLEV"])
+def test_steered_by_hash_envoy_chooses_by_the_one_header_that_kvring_may_set(algorithm):
+    config = bootstrap.build([steered(hash=bootstrap.Hash(algorithm, 125))])
+    endpoints = config["static_resources"]["clusters"][0]
+    assert endpoints["lb_policy"] == algorithm
+    assert only(endpoints, "hash_balance_factor") == 125
+    assert only(config, "hash_policy") == [{"header": {"header_name": "x-kvring-hash"}, "terminal": True}]
+    assert only(config, "mutation_rules") == {
+        "disallow_all": True, "allow_expression": {"regex": "x-kvring-hash"}
+    }  # fmt: skip
+    removed = [one["remove"] for one in only(config, "mutations")]
+    assert removed == ["x-gateway-destination-endpoint", "x-kvring-hash"]
+    assert list(find(endpoints, "hash_key")) == ["replica-0", "replica-1", "replica-2"]
+    assert only(endpoints, "http_health_check") == {"path": "/health"}  # kvring checks nobody
+    assert "override_host" not in str(config)
+
+
+def test_behind_a_dns_name_endpoints_have_places_of_their_own():
+    config = bootstrap.build(
+        [steered(hash=bootstrap.Hash(), endpoints=[bootstrap.Endpoint("a", "vllm.models.svc:8000")])]
+    )
+    assert not list(find(config, "hash_key"))
+    assert not list(find(config, "use_hostname_for_hashing"))
+
+
+@pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE])
+def test_steered_by_hash_the_stream_need_not_live_as_long_as_the_answer(mode):
+    config = bootstrap.build([steered(hash=bootstrap.Hash(), body_mode=mode)])
+    assert "response_trailer_mode" not in only(config, "processing_mode")
+
+
+def test_a_hash_that_cannot_be_is_refused():
+    for wrong in (100, 1001, 0):
+        with pytest.raises(ValueError, match=f"hash balance {wrong} %"):
+            bootstrap.Hash(balance_percent=wrong)
+    with pytest.raises(ValueError, match="expected RING_HASH or MAGLEV"):
+        bootstrap.Hash("RANDOM")
+
+
+def test_the_command_takes_hash_options_only_with_hash(capsys):
+    base = ["envoy-config", "--replica=a=10.0.0.1:8000"]
+    assert cli.main([*base, "--hash-balance-percent=125"]) == 2
+    assert "need --steering hash" in capsys.readouterr().err
+    assert cli.main([*base, "--steering=hash", "--hash-algorithm=maglev", "--hash-balance-percent=125"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed == bootstrap.build(
+        [bootstrap.Listener("0.0.0.0:10000", [bootstrap.Endpoint("a", "10.0.0.1:8000")],
+                            steering=bootstrap.Steering([SIDECAR], hash=bootstrap.Hash("MAGLEV", 125)))]
+    )  # fmt: skip
 
 
 def test_duplex_asks_for_trailers_too():

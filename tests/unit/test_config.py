@@ -88,6 +88,9 @@ def changed(key: str, value: Any) -> tuple[Any, str]:
         at = at.setdefault(name, [{"start": "span:"}] if block.endswith("[]") else {})
         at = at[0] if block.endswith("[]") else at
     at[last] = value
+    if last == "endpoint_count" or value == "hash":  # which knows no endpoints
+        del at["endpoints"]
+        at |= {"steering": "hash", "endpoint_count": at.get("endpoint_count", 8)}
     return raw, key.replace("[]", "[0]")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from extproc import choice as choices
 from extproc import exchange, pool, prompt, protocol, router
-from extproc.exchange import BodyMode, Echo, Phase, Reply, Steer
+from extproc.protocol import BodyMode, Echo, Phase, Reply, Steer
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 1000}]}).encode()
 HEADERS = {":path": "/v1/chat/completions", ":method": "POST"}

@@ -10,8 +10,7 @@ import pytest
 from extproc import choice as choices
 from extproc import exchange, hooks, ledger, pool, prompt, protocol, router
 from extproc.choice import Why
-from extproc.exchange import BodyMode, Echo, Phase, Reply, Steer
-from extproc.protocol import Refuse
+from extproc.protocol import BodyMode, Echo, Phase, Refuse, Reply, Steer
 
 HEADERS = {":path": "/v1/chat/completions", ":method": "POST"}
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED

@@ -87,6 +87,36 @@ def second_duplex(config):
     manager(config)["http_filters"].insert(0, again | {"name": "another kvring"})
 
 
+def hashed(**more):
+    """A bootstrap as kvring prints it where Envoy's own hashing chooses."""
+    return shipped(hash=bootstrap.Hash(**more))
+
+
+def hashed_by_dns():
+    config = hashed()
+    cluster(config)["type"] = "STRICT_DNS"
+    return config
+
+
+def hashed_anew():
+    """The same with the policy as an extension, as newer configurations have it."""
+    config = hashed()
+    del cluster(config)["lb_policy"], cluster(config)["ring_hash_lb_config"]
+    del cluster(config)["common_lb_config"]
+    typed = {
+        "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.ring_hash.v3.RingHash",
+        "minimum_ring_size": 65536,
+        "consistent_hashing_lb_config": {"hash_balance_factor": {"value": 150}},
+    }
+    policy = {"typed_extension_config": {"name": "ring_hash", "typed_config": typed}}
+    cluster(config)["load_balancing_policy"] = {"policies": [policy]}
+    return config
+
+
+def hash_config(config):
+    return cluster(config)["common_lb_config"]["consistent_hashing_lb_config"]
+
+
 # trap, the file without it, what puts the trap in
 TRAPPED = [
     ("no-filter", shipped, drop_filter),
@@ -147,6 +177,29 @@ TRAPPED = [
     ("idle-timeout", shipped, lambda c: manager(c).pop("stream_idle_timeout")),
     ("retry-same", shipped, lambda c: route(c)["route"]["retry_policy"].pop("retry_host_predicate")),
     ("keep-alive", shipped, lambda c: http(c, "llm").pop("common_http_protocol_options")),
+    ("hash-unread", hashed, lambda c: route(c)["route"].pop("hash_policy")),
+    ("hash-unread", hashed, lambda c: route(c)["route"].update(
+        hash_policy=[{"connection_properties": {"source_ip": True}}])),
+    ("hash-ignored", hashed, lambda c: cluster(c).update(lb_policy="LEAST_REQUEST")),
+    ("hash-ignored", hashed, lambda c: cluster(c).pop("lb_policy")),
+    ("hash-removed", hashed, lambda c: route(c).update(request_headers_to_remove=["X-Kvring-Hash"])),
+    ("hash-removed", hashed, lambda c: manager(c)["route_config"]["virtual_hosts"][0].update(
+        request_headers_to_remove=["x-kvring-hash"])),
+    ("hash-dropped", hashed, lambda c: asking(c)["mutation_rules"].pop("allow_expression")),
+    ("hash-mixed", hashed, lambda c: route(c)["route"]["hash_policy"].insert(
+        0, {"connection_properties": {"source_ip": True}})),
+    ("hash-mixed", hashed, lambda c: (
+        route(c)["route"]["hash_policy"][0].pop("terminal"),
+        route(c)["route"]["hash_policy"].append({"connection_properties": {"source_ip": True}}))),
+    ("hash-one-name", hashed_by_dns, lambda c: hash_config(c).update(use_hostname_for_hashing=True)),
+    ("hash-unbound", hashed, lambda c: hash_config(c).pop("hash_balance_factor")),
+    ("hash-unbound", hashed, lambda c: hash_config(c).update(hash_balance_factor=0)),
+    ("hash-unbound", hashed_anew, lambda c: override(c)["consistent_hashing_lb_config"].clear()),
+    ("hash-unchecked", hashed, lambda c: (
+        cluster(c).pop("health_checks"), cluster(c).pop("outlier_detection"))),
+    ("hash-ring", hashed, lambda c: cluster(c).pop("ring_hash_lb_config")),
+    ("hash-ring", hashed_anew, lambda c: override(c).pop("minimum_ring_size")),
+    ("hash-spoof", hashed, lambda c: manager(c).pop("early_header_mutation_extensions")),
 ]  # fmt: skip
 
 
@@ -172,6 +225,26 @@ def test_what_kvring_prints_holds_no_trap(body, answer):
     assert [one.trap for one in found if one.severity != "note"] == []
     assert by_header() != shipped()
     assert named(by_header()) == []
+
+
+@pytest.mark.parametrize("body", MODES)
+@pytest.mark.parametrize("config", [hashed, hashed_by_dns, hashed_anew, lambda: hashed(algorithm="MAGLEV")])
+def test_what_kvring_prints_for_hashing_holds_no_trap(body, config):
+    found = config()
+    ours = shipped(hash=bootstrap.Hash(), body_mode=body)
+    asking(found)["processing_mode"] = asking(ours)["processing_mode"]
+    assert [one.trap for one in traps.find(found) if one.severity != "note"] == []
+    assert not [trap for trap in named(found) if trap.startswith("hash-")]
+
+
+def test_a_hash_policy_may_stand_in_the_balancing_itself():
+    config = hashed_anew()
+    del route(config)["route"]["hash_policy"]
+    assert "hash-unread" in named(config)
+    override(config)["consistent_hashing_lb_config"]["hash_policy"] = [
+        {"header": {"header_name": "X-Kvring-Hash"}}
+    ]
+    assert named(config) == []
 
 
 def test_the_pieces_for_an_envoy_that_exists_hold_none_and_can_be_spoilt():
@@ -279,7 +352,8 @@ def test_envoys_own_hashing_is_steering_too():
     config = shipped()
     del cluster(config)["load_balancing_policy"]
     cluster(config)["lb_policy"] = "RING_HASH"
-    assert named(config) == []
+    assert "not-steered" not in named(config)
+    assert "hash-unread" in named(config)
 
 
 @given(st.recursive(

@@ -13,10 +13,10 @@ export function drawChoices(pool, choices) {
   const places = new Map(pool.endpoints.map((one, place) => [one.name, place]));
   const rows = choices.filter((one) => one.pool === pool.name).slice(0, SHOWN).map((one) => ({ cells: [
     seconds(one.age_s),
-    [swatch(hue(places.get(one.endpoint) ?? 0)), one.endpoint],
+    one.endpoint ? [swatch(hue(places.get(one.endpoint) ?? 0)), one.endpoint] : "left to Envoy",
     why(one),
     key(one),
-    one.prompt_tokens ? [bar(one.cached_tokens / one.prompt_tokens), percent(one.cached_tokens / one.prompt_tokens)] : "–",
+    one.endpoint && one.prompt_tokens ? [bar(one.cached_tokens / one.prompt_tokens), percent(one.cached_tokens / one.prompt_tokens)] : "–",
     compact(one.prompt_tokens),
     compact(one.work_seen),
     `${whole(one.spent_us)} µs`,

@@ -11,6 +11,12 @@ const COLUMNS = [
 ];
 
 export function drawEndpoints(pool) {
+  if (pool.steering === "hash") {
+    $("endpoints-sum").textContent = "steering: hash";
+    $("endpoints").replaceChildren();
+    $("source").textContent = "Envoy's own consistent hashing chooses; kvring knows no endpoint of this pool.";
+    return;
+  }
   const ready = pool.endpoints.filter((one) => one.ready).length;
   $("endpoints-sum").textContent = `${ready} of ${pool.endpoints.length} ready · ${pool.policy} · bound ${compact(pool.bound)} ${pool.bound_on}`;
   table($("endpoints"), COLUMNS, pool.endpoints.map((one, place) => ({ cells: cells(one, place, pool) })));

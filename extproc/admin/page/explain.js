@@ -33,21 +33,37 @@ function given() {
 }
 
 function draw(target, told, placeOf) {
+  if (told.steering === "hash") return drawHash(target, told);
   const facts = [
     ["Goes to", [swatch(hue(placeOf(told.pool, told.choice))), `${told.choice} (${told.address}) `, badge(told.reason.replace("_", " "), REASONS[told.reason]?.[0]), ` ${REASONS[told.reason]?.[1] ?? ""}`]],
     ["Pool, policy", `${told.pool}, ${told.policy}`],
-    ["Read as", told.api ? `${told.api}, model ${told.model}` : "no prompt that is known"],
-    told.unkeyed ? ["No chain", told.unkeyed.replaceAll("_", " ")] : ["Chain", `${whole(told.chain.length)} blocks of ${told.block_bytes} bytes, about ${whole(told.prompt_tokens)} tokens${told.cut ? ", cut off" : ""}`],
-    ["Key", told.key ? [h("span", { class: "mono" }, told.key), told.anchor === null ? ` from ${told.keyed_by.replaceAll("_", " ")}` : ` at block ${told.anchor}`] : "none: routed by load"],
+    ...read(told),
     ["Ring order", told.ring.length ? told.ring.join(" › ") : "–"],
     ["Bound", `${whole(told.bound)} ${told.bound_on}`],
   ];
   target.replaceChildren(
-    h("h3", {}, "What would happen now"),
-    h("dl", { class: "facts" }, facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    ...now(facts),
     h("h3", {}, "Candidates"), candidates(told, placeOf),
     ...(told.segments.length ? [h("h3", {}, "The prompt, as the engine will read it"), segments(told)] : []));
 }
+
+function drawHash(target, told) {
+  const hash = told.hash ? [h("span", { class: "mono" }, told.hash), " in x-kvring-hash, for Envoy to choose by"] : "none: Envoy draws by chance";
+  target.replaceChildren(
+    ...now([["Hash", hash], ["Pool", told.pool], ...read(told)]),
+    ...(told.segments.length ? [h("h3", {}, "The prompt, as the engine will read it"), segments(told)] : []));
+}
+
+const now = (facts) => [
+  h("h3", {}, "What would happen now"),
+  h("dl", { class: "facts" }, facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+];
+
+const read = (told) => [
+  ["Read as", told.api ? `${told.api}, model ${told.model}` : "no prompt that is known"],
+  told.unkeyed ? ["No chain", told.unkeyed.replaceAll("_", " ")] : ["Chain", `${whole(told.chain.length)} blocks of ${told.block_bytes} bytes, about ${whole(told.prompt_tokens)} tokens${told.cut ? ", cut off" : ""}`],
+  ["Key", told.key ? [h("span", { class: "mono" }, told.key), told.anchor === null ? ` from ${told.keyed_by.replaceAll("_", " ")}` : ` at block ${told.anchor}`] : told.steering === "hash" ? "none" : "none: routed by load"],
+];
 
 function candidates(told, placeOf) {
   const made = h("table", { class: "cards" });

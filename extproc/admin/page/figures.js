@@ -4,7 +4,7 @@ import { h, s } from "./dom.js";
 import { sum } from "./rates.js";
 import { compact, known, percent, seconds, whole } from "./words.js";
 
-const requests = (totals) => sum(totals.choices) + totals.no_opinion;
+const requests = (totals) => sum(totals.choices) + totals.hashes + totals.no_opinion;
 
 export function figures(pool, live, rates) {
   const rate = (at) => rates.rate(requests, at);
@@ -15,6 +15,14 @@ export function figures(pool, live, rates) {
   const p99 = Math.max(...told.map((one) => one.ttft_p99_s).filter(known));
   const ready = pool.endpoints.filter((one) => one.ready).length;
   const totals = live?.totals;
+  if (pool.steering === "hash") {
+    return [
+      tile("Requests", totals ? `${compact(rate())}/s` : null, "of all pools", rates.line(rate)),
+      tile("Decision", seconds(live?.decision_s.p50), `P99 ${seconds(live?.decision_s.p99)}`),
+      tile("Endpoints", whole(pool.endpoint_count), "about, as configured: Envoy knows them"),
+      tile("Counted", whole(pool.anchor_edges), "runs of blocks, for the anchor"),
+    ];
+  }
   return [
     tile("Requests", totals ? `${compact(rate())}/s` : null, `${whole(pool.open_leases)} open`, rates.line(rate)),
     tile("Hit, foretold", percent(hit()), "of prompt tokens, last 10 s", rates.line(hit), 1),

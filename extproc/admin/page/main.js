@@ -58,6 +58,7 @@ function draw(state) {
   const out = pool.endpoints.filter((one) => !one.ready);
   if (pool.panic) stand("bad", "no opinion", `Nobody of pool ${pool.name} can be chosen.`);
   else if (out.length) stand("warn", `${out.length} out`, `Out of pool ${pool.name}: ${out.map((one) => one.name).slice(0, 5).join(", ")}.`);
+  else if (pool.steering === "hash" && state.ready) stand("good", "well", "Envoy's own hashing chooses the endpoints.");
   else stand(state.ready ? "good" : "warn", state.ready ? "well" : "not ready", state.ready ? "All endpoints are ready." : "kvring is not ready.");
   $("figures").replaceChildren(...figures(pool, live, rates));
   drawRing(pool, live?.rings[pool.name] ?? [], choices);

@@ -16,6 +16,11 @@ const at = (turn, radius) => {
 const point = (turn, radius) => at(turn, radius).map((value) => value.toFixed(1)).join(" ");
 
 export function drawRing(pool, slots, choices) {
+  if (pool.steering === "hash") {
+    $("ring").replaceChildren("The ring is Envoy's.");
+    $("ring-table").replaceChildren();
+    return;
+  }
   const endpoints = pool.endpoints;
   const recent = choices.filter((one) => one.pool === pool.name && one.age_s < SEEN_S);
   const nodeRadius = Math.max(7, Math.min(26, 300 / Math.max(endpoints.length, 1)));

@@ -27,4 +27,6 @@ export const REASONS = {
   overflow: ["warn", "the preferred one was over the bound"],
   least_load: [null, "no chain: the least loaded"],
   turn: [null, "its turn"],
+  hash: ["good", "Envoy chooses by this hash"],
+  no_hash: [null, "nothing to hash: Envoy draws by chance"],
 };
