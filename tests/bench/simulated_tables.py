@@ -2,6 +2,7 @@
 
     python tests/bench/simulated_tables.py                        # print the tables, seeds 1 to 3
     python tests/bench/simulated_tables.py --write                # put them into docs/benchmarks.md
+    python tests/bench/simulated_tables.py --only "first article"
     python tests/bench/simulated_tables.py --seeds 1 --share .25  # quicker, less sure
     python tests/bench/simulated_tables.py --out figures.json     # keep figures; those are not run again
 
@@ -67,13 +68,8 @@ SECOND = (  # what, workload, figure, its format, published
 def main() -> int:
     args = _parser().parse_args()
     runner = Runner(compare.Kept(args.out), [int(seed) for seed in args.seeds.split(",")], args.share)
-    parts = {
-        "first article": first_article(runner),
-        "second article": second_article(runner),
-        "all workloads": all_workloads(runner),
-        "replicas": several_replicas(runner),
-    }
-    for name, table in parts.items():
+    for name in args.only or TABLES:
+        table = TABLES[name](runner)
         sys.stdout.write(f"\n{name}\n\n{table}\n")
         if args.write:
             begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -200,6 +196,14 @@ def several_replicas(runner: Runner) -> str:
     return "\n".join(lines)
 
 
+TABLES = {
+    "first article": first_article,
+    "second article": second_article,
+    "all workloads": all_workloads,
+    "replicas": several_replicas,
+}
+
+
 def _kept(base, one, several):
     """Share of one replica's gain in mean TTFT over round robin."""
     gain = _mean(base, "ttft_mean_ms") - _mean(one, "ttft_mean_ms")
@@ -232,6 +236,7 @@ def _parser():
     parser.add_argument("--seeds", default="1,2,3", help="comma-separated")
     parser.add_argument("--share", type=float, default=1.0, help="of each workload's duration (0, 1]")
     parser.add_argument("--out", type=Path, default=Path("out/figures.json"), help="keeps the figures")
+    parser.add_argument("--only", action="append", choices=TABLES, help="this table; repeatable")
     parser.add_argument("--write", action="store_true", help=f"replace the tables in {PAGE.name}")
     return parser
 
