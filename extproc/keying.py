@@ -32,6 +32,11 @@ class Key(msgspec.Struct, frozen=True):
     first: _pool.EndpointId | None = None
     hot: tuple[_anchor.Hot, ...] = ()
 
+    @property
+    def lone(self) -> int | None:
+        """The key if it is an anchor's with no shared prefix before it, which would have homes of its own."""
+        return self.value if self.by is _choice.KeyedBy.ANCHOR and not self.hot else None
+
 
 def key_of(
     request: _request.Request,
