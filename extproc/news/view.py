@@ -41,7 +41,7 @@ class Settings:
     others that are listened to.
     """
 
-    gather_s: float = 0.02
+    gather_s: float = 0.05
     part_s: float = 0.005
     beat_s: float = 0.5
     look_s: float = 0.25

@@ -4,8 +4,9 @@
     python tests/bench/shared_view.py --workloads coding,rag --seeds 1,2
     python tests/bench/shared_view.py --quick                    # a third of the time
 
-The simulator's routers tell each other what they do in the sidecar's own messages, gathered for 5 ms, which
-arrive 1, 10 or 100 ms later. Deterministic: equal arguments give an equal table.
+The simulator's routers tell each other what they do in the sidecar's own messages, gathered as there, which
+arrive 1, 10 or 100 ms later (`--delays 10` for one of them). Deterministic: equal arguments give an equal
+table.
 
 A cell shows engine hit and, behind it, the share kept of what one replica gains over round robin, in mean
 time to first token and in hits; the lesser counts. Where one replica gains less than a twentieth over
@@ -25,7 +26,7 @@ from dataclasses import replace
 from extproc.sim import figures, policies, simulation, workloads
 from extproc.sim.scenario import Kind, Sharing
 
-DELAYS_S = (0.001, 0.010, 0.100)
+DELAY_S = 0.010
 LEAST = 0.95
 WORTH = 0.05
 
@@ -37,26 +38,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workloads", default=",".join(workloads.WORKLOADS))
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--delays", default="1,10,100", help="of messages [ms], with 10 among them")
     args = parser.parse_args(argv)
+    delays_s = tuple(float(delay) / 1000 for delay in args.delays.split(","))
     seeds = [int(seed) for seed in args.seeds.split(",")]
     heads = (
         "workload",
         "round robin",
         "one",
-        "1 ms",
-        "10 ms",
-        "100 ms",
+        *(f"{1000 * delay_s:.0f} ms" for delay_s in delays_s),
         "nothing",
         "messages, bytes a request",
     )
     print("| " + " | ".join(heads) + " |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print("|---" * len(heads) + "|", flush=True)
     failed = []
     for name in args.workloads.split(","):
         asked = workloads.make(name)
         if args.quick and not asked.events:
             asked = replace(asked, duration_s=asked.warmup_s + (asked.duration_s - asked.warmup_s) / 3)
-        kept = row(name, asked, seeds)
+        kept = row(name, asked, seeds, delays_s)
         if kept is not None and kept < LEAST:
             failed.append(f"{name}: {kept:.1%}")
     if failed:
@@ -64,22 +65,23 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def row(name, asked, seeds) -> float | None:
+def row(name, asked, seeds, delays_s) -> float | None:
     """Prints one line; the share kept at 10 ms."""
     base = measure(asked, "round_robin", seeds)
     one = measure(asked, "cost", seeds)
     delayed = [
         measure(replace(asked, routers=3, sharing=Sharing.DELAYED, sharing_delay_s=delay_s), "cost", seeds)
-        for delay_s in DELAYS_S
+        for delay_s in delays_s
     ]
     apart = measure(replace(asked, routers=3, sharing=Sharing.NOTHING), "cost", seeds)
     shares = [kept(base, one, other) for other in (*delayed, apart)]
     cells = [
         f"{other[1]:.3f} ({shown(share)})" for other, share in zip((*delayed, apart), shares, strict=True)
     ]
-    traffic = f"{delayed[1][2]:.1f}, {delayed[1][3]:,.0f}"
+    at = delays_s.index(DELAY_S)
+    traffic = f"{delayed[at][2]:.1f}, {delayed[at][3]:,.0f}"
     print(f"| {name} | {base[1]:.3f} | {one[1]:.3f} | " + " | ".join(cells) + f" | {traffic} |", flush=True)
-    return shares[1]
+    return shares[at]
 
 
 def measure(asked, policy, seeds) -> tuple[float, float, float, float]:

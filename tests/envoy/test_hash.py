@@ -75,6 +75,10 @@ async def test_equal_hashes_overflow_to_others_at_envoys_balance_factor(fleet):
         assert len(counts) == 3
 
 
+async def _checks(running):
+    return sum((await running.envoy.stats("cluster.llm.health_check.success")).values())
+
+
 async def _active(running, wanted):
     stats = await running.envoy.stats("cluster.llm.upstream_rq_active")
     return sum(stats.values()) >= wanted
@@ -133,6 +137,13 @@ async def test_a_replica_that_fails_loses_its_keys_to_others_and_no_request_is_l
                 return sum(stats.values()) == 1
 
             await client.until(is_out, "it is ejected")
+            seen = await _checks(running)
+
+            async def is_checked():
+                return await _checks(running) >= seen + 4
+
+            await client.until(is_checked, "each of the three is found well once more")
+            assert await is_out()  # its health check is good all the time
             calls = trouble.calls["503"]
             for number in range(12):
                 await served_by(running, number)
