@@ -167,6 +167,7 @@ def _balancing(spec: Listener) -> dict[str, Any]:
             {
                 "timeout": "2s",
                 "interval": "1s",
+                "no_traffic_interval": "1s",
                 "unhealthy_threshold": 2,
                 "healthy_threshold": 1,
                 "http_health_check": {"path": "/health"},

@@ -124,7 +124,7 @@ REASONS = {
         "Default 50 %: with most processes unhealthy Envoy would use the unhealthy ones. At 0 it fails at "
         "once instead, that is: open, without waiting for message_timeout."
     ),
-    "health_checks.no_traffic_interval": "Default 60 s: how late a restarted kvring would be noticed, idle.",
+    "health_checks.no_traffic_interval": "Default 60 s: so late an idle Envoy notices who is gone or back.",
     "health_checks.grpc_health_check": (
         "A dead or hung kvring is bypassed after two failed checks, and a draining one gets no new streams."
     ),
