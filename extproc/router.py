@@ -14,7 +14,7 @@ Called by: exchange; the simulator; `kvring explain`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ class Router:
         self._candidates = _candidates.Candidates(pool.ready)
         self.outbox = outbox
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, outbox)
-        self.residency = _residency.Residency(tuning.capacity(settings), settings.residency_idle_s)
+        self.residency = tuning.residency_of(settings)
         self.answers = _answers.Answers(settings.answers_max)
         self.anchors = _anchor.Anchors(half_life_s=settings.anchor_half_life_s)
         self._turns = dict.fromkeys(_policy.POLICIES, 0)
@@ -293,7 +293,12 @@ class Router:
         if self.unheard:
             shared = key.hot[-1].blocks * self.block_tokens if key.hot else 0.0
             self._survey.count_unheard(known, found, footprint, shared, self.settings, now)
-        question = self._question(request, known, key, ring_order, turn, chance)
+
+        def displaced_s(index: int) -> float:
+            more = (request.tokens - known.cached[index]) / self.block_tokens
+            return self.residency.displaced_s(found.names[index], math.ceil(max(more, 0.0)))
+
+        question = self._question(request, known, key, ring_order, turn, chance, displaced_s)
         pick = _policy.POLICIES[name](question)
         endpoint = found.endpoints[pick.index]
         cached = question.cached[pick.index]
@@ -344,15 +349,13 @@ class Router:
         request: Request,
         known: _survey.Columns,
         key: _Key,
-        ring_order: _policy.RingOrder,
-        turn: int,
-        chance: float,
-    ) -> _policy.Question:
+        ring_order: _policy.RingOrder, turn: int, chance: float, displaced_s: Callable[[int], float],
+    ) -> _policy.Question:  # fmt: skip
         limits = self.limits
         if self.unheard and key.by is _choice.KeyedBy.ANCHOR:
             home = next(ring_order())
             known.cached[home] = max(known.cached[home], _apart.PRESUMED_SHARE * request.tokens)
         return _policy.Question(
             known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
-            request.tokens, ring_order, limits, turn, chance,
+            request.tokens, ring_order, limits, turn, chance, displaced_s,
         )  # fmt: skip

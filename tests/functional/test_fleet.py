@@ -470,7 +470,7 @@ async def test_an_engine_that_lost_its_cache_shows_as_a_gap_that_raises_the_aler
     one = engines.Engine(counters=counters, kv_tokens=100_000)
     async with engines.running({"e0": one}) as running:
         running.fleet.clock = _Clock()
-        texts = list(engines.prompts(60))
+        texts = list(engines.prompts(50))
         shown = CollectorRegistry()
         shown.register(gauges.Gauges(lambda now: [running.fleet.view(now)], time.monotonic))
 
