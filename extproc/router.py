@@ -283,16 +283,13 @@ class Router:
             count = len(found)
             if key.value is None:
                 return ((turn + step) % count for step in range(count))
-            first = key.first
-            if self.unheard and key.lone is not None:
-                first = self._seats.find(key.lone)
+            first = self._seats.find(key.lone) if self.unheard and key.lone is not None else key.first
             order = self._homes.order(key.value, found.position, key.hot, first)
             return (found.position[name] for name in order)
 
         known = self._survey.columns(found, request, held, footprint, self.settings, now)
         if self.unheard:
-            shared = key.hot[-1].blocks * self.block_tokens if key.hot else 0.0
-            self._survey.count_unheard(known, found, footprint, shared, self.settings, now)
+            self._survey.count_unheard(known, found, footprint, key.shared_blocks, self.settings, now)
 
         def displaced_s(index: int) -> float:
             more = (request.tokens - known.cached[index]) / self.block_tokens
@@ -339,22 +336,14 @@ class Router:
         """Tokens in a block of the chain, estimated."""
         return self.settings.block_bytes / self.settings.bytes_per_token
 
-    @property
-    def limits(self) -> _policy.Limits:
-        """The bounds as they are now: narrower where others are not heard."""
-        return _apart.limits(self.settings.limits, self.unheard, told=bool(self.signals))
-
     def _question(
-        self,
-        request: Request,
-        known: _survey.Columns,
-        key: _Key,
+        self, request: Request, known: _survey.Columns, key: _Key,
         ring_order: _policy.RingOrder, turn: int, chance: float, displaced_s: Callable[[int], float],
     ) -> _policy.Question:  # fmt: skip
-        limits = self.limits
         if self.unheard and key.by is _choice.KeyedBy.ANCHOR:
             home = next(ring_order())
             known.cached[home] = max(known.cached[home], _apart.PRESUMED_SHARE * request.tokens)
+        limits = _apart.limits(self.settings.limits, self.unheard, told=bool(self.signals))
         return _policy.Question(
             known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
             request.tokens, ring_order, limits, turn, chance, displaced_s,

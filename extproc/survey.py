@@ -88,14 +88,15 @@ class Survey:
         known: Columns,
         found: _candidates.Candidates,
         footprint: _ledger.Footprint,
-        shared_tokens: float,
+        shared_blocks: int,
         settings: tuning.Settings,
         now: float,
     ) -> None:
         """Count the KV that requests of others hold as taken beside that of our own.
 
-        Args: shared_tokens: how much of the prompt is a prefix that many have, so that others hold it open.
+        Args: shared_blocks: how much of the prompt is a prefix that many have, so that others hold it open.
         """
+        shared_tokens = shared_blocks * settings.block_bytes / settings.bytes_per_token
         for index, name in enumerate(found.names):
             foreign = self._signals.foreign_kv_tokens(name, now) - shared_tokens
             if foreign > 0:

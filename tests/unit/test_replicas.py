@@ -111,13 +111,12 @@ def test_a_prefix_that_many_have_is_held_by_others_too_and_counts_once() -> None
 
 
 def test_the_floor_of_the_cap_is_whole_where_engines_tell_of_the_requests_of_others() -> None:
-    given = policy.Limits(2.0, 8192.0, 6.0)
-    of = start(3, limits=given)
-    assert of.limits == policy.Limits(2.0, 8192 / 3, 2.0)
-    tell(of, "e0", 0.0)
-    assert of.limits == policy.Limits(2.0, 8192 / 3, 6.0)
-    of.unheard = 0
-    assert of.limits == given
+    of = start(3, limits=policy.Limits(2.0, 8192.0, 6.0))
+    for expected in (2.0, 6.0):
+        found = of.preview(talk(1), 0.0, 0.5)
+        assert isinstance(found, router.Preview)
+        assert found.asked.limits == policy.Limits(2.0, 8192 / 3, expected)
+        tell(of, "e0", 0.0)
 
 
 def test_who_hears_the_others_presumes_nothing() -> None:
