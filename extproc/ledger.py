@@ -201,7 +201,7 @@ class Lease:
 
     def _enter(self, uncached_tokens: int, now: float) -> None:
         account, holds = self._account, self._holds
-        _expire(account, now, self._ledger.expected_tokens_per_s)
+        _expire(account, now, self._ledger)
         self.tokens = uncached_tokens
         account.leases[self] = None
         for mark in holds.marks:
@@ -234,17 +234,12 @@ class Ledger:
         self.sees = False  # whether answers are seen to begin: one was, and none has ended unseen since
         self._accounts: dict[pool.EndpointId, _Account] = {}
 
-    @property
-    def expected_tokens_per_s(self) -> float:
-        """The rate by which prefills are expected to be over."""
-        return self.prefill_tokens_per_s / (_SEEN_PATIENCE if self.sees else 1.0)
-
     def load(self, endpoint: pool.EndpointId, now: float) -> Load:
         """What `endpoint` holds at `now` [s, monotonic]."""
         account = self._accounts.get(endpoint)
         if account is None:
             return Load(0, 0)
-        _expire(account, now, self.expected_tokens_per_s)
+        _expire(account, now, self)
         return Load(account.inflight, account.pending, _kv_tokens(account))
 
     def loads(
@@ -258,7 +253,7 @@ class Ledger:
             if account is None:
                 continue
             if account.prefilling:
-                _expire(account, now, self.expected_tokens_per_s)
+                _expire(account, now, self)
             if account.inflight:
                 inflight[index] = account.inflight
                 pending[index] = account.pending
@@ -303,13 +298,16 @@ class Ledger:
             del self._accounts[endpoint]
 
 
-def _expire(account: _Account, now: float, rate: float) -> None:
+def _expire(account: _Account, now: float, book: Ledger) -> None:
     """Settle whose prefill is expected to be over by `now`."""
     queue = account.prefilling
     while queue:
         first = queue[0]
         if first.tokens:
-            over_s = account.began_s + first.tokens / rate
+            # what others of kvring see comes late, or not at all
+            is_watched = book.sees and (first.number > 0 or book.outbox is None)
+            patience = _SEEN_PATIENCE if is_watched else 1.0
+            over_s = account.began_s + patience * first.tokens / book.prefill_tokens_per_s
             if over_s > now:
                 break
             first.settle()

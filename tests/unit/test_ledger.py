@@ -1,6 +1,6 @@
 import pytest
 
-from extproc import ledger, pool
+from extproc import ledger, outbox, pool
 
 A, B = pool.EndpointId("a"), pool.EndpointId("b")
 
@@ -80,6 +80,16 @@ def test_estimate_counts_again_after_a_request_whose_answer_was_not_seen() -> No
     unseen = book.take(A, 10, 0.0)
     assert book.load(A, 0.1).pending == 0
     unseen.release()
+    book.take(A, 1000, 1.0)
+    assert book.load(A, 1.9).pending == 1000
+    assert book.load(A, 2.0).pending == 0
+
+
+def test_estimate_is_not_patient_with_what_another_kvring_sent() -> None:
+    book = ledger.Ledger(1000, outbox.Outbox())
+    seen = book.take(A, 10, 0.0)
+    seen.number = 1
+    seen.prefilled()
     book.take(A, 1000, 1.0)
     assert book.load(A, 1.9).pending == 1000
     assert book.load(A, 2.0).pending == 0
