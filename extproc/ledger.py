@@ -1,12 +1,13 @@
 """Ledger: what is in flight at each endpoint, as counted by this process.
 
     work = pending + 512 * inflight                       [tokens]
-    kv   = 1024 * distinct marks of open requests + rests   [tokens]
+    kv   = 256 * distinct marks of open requests + rests    [tokens]
 
 `pending` is uncached prompt tokens sent and not yet prefilled, `inflight` open requests. A lease adds both
 in the same step as the choice, so that arrivals of one loop turn see each other. Pending falls when prefill
 is seen to be over (first piece of the answer's body) or is expected to be: an endpoint prefills what it was
-sent in order, at `prefill_tokens_per_s`, and what is over or was given up before its turn takes no time.
+sent in order, at `prefill_tokens_per_s`, and what is over or was given up before its turn takes no time. An
+estimate is for what is not seen: while answers are seen to begin, it waits `_SEEN_PATIENCE` times as long.
 Inflight and kv fall at release.
 
 What an endpoint's open requests hold of its KV cache decides whether one more starts or queues; the engine's
@@ -76,8 +77,12 @@ def has_room(load: float, limit: float) -> bool:
     return load < limit
 
 
-MARK_TOKENS = 1024
-"""Tokens of prompt between two marks of a footprint."""
+MARK_TOKENS = 256
+"""Tokens of prompt between two marks of a footprint: what of a shared prefix lies behind its last mark counts
+for each request anew."""
+
+_SEEN_PATIENCE = 4.0
+"""How much longer than expected a prefill may take where answers are seen to begin: long prompts do."""
 
 OUTPUT_TOKENS = 128
 """What a request is expected to generate [tokens]: its KV is held beside the prompt's."""
@@ -88,7 +93,7 @@ class Footprint:
     """The KV that a request holds while it is open.
 
     `marks`: block hashes `MARK_TOKENS` apart. Two requests that share a prefix share its marks, as the engine
-    holds its blocks once; a hash in a thousand tokens is enough to tell. `rest_tokens`: behind the last mark.
+    holds its blocks once; a hash in 256 tokens is enough to tell. `rest_tokens`: behind the last mark.
     """
 
     marks: tuple[chain.BlockHash, ...] = ()
@@ -104,6 +109,8 @@ def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_t
     """The footprint of a prompt of `prompt_tokens` [>= 0] with these block hashes, `block_tokens` apart."""
     step = max(round(MARK_TOKENS / block_tokens), 1)
     marks = hashes[step - 1 :: step]
+    if (each := round(block_tokens / MARK_TOKENS)) > 1:  # a block is longer: several marks for it
+        marks = tuple(block ^ number for block in marks for number in range(each))
     rest = max(round(prompt_tokens) - len(marks) * MARK_TOKENS, 0)
     return Footprint(marks, rest + OUTPUT_TOKENS)
 
@@ -132,7 +139,7 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_holds", "_ledger", "_open", "number", "taken_s", "tokens")
+    __slots__ = ("_account", "_holds", "_ledger", "_open", "guessed", "number", "taken_s", "tokens")
 
     def __init__(
         self, ledger: Ledger, account: _Account, uncached_tokens: int, now: float, holds: Footprint
@@ -144,11 +151,14 @@ class Lease:
         self._ledger = ledger
         self._account = account
         self._open = True
+        self.guessed = False  # whether its prefill was taken for over, and its answer not seen to begin since
         self.tokens = 0  # still pending
         self._enter(uncached_tokens, now)
 
     def prefilled(self) -> None:
         """The prompt is seen to be prefilled: its tokens wait no more."""
+        self.guessed = False
+        self._ledger.sees = True
         if self.number and self._ledger.outbox is not None and self._open:
             self._ledger.outbox.prefilled(self.number)
         self.settle()
@@ -182,6 +192,8 @@ class Lease:
         if not self._open:
             return
         self._open = False
+        if self.guessed:  # the gateway shows no answers any more
+            self._ledger.sees = False
         self._leave()
         self._ledger.open_leases -= 1
         if self.number and self._ledger.outbox is not None:
@@ -189,7 +201,7 @@ class Lease:
 
     def _enter(self, uncached_tokens: int, now: float) -> None:
         account, holds = self._account, self._holds
-        _expire(account, now, self._ledger.prefill_tokens_per_s)
+        _expire(account, now, self._ledger)
         self.tokens = uncached_tokens
         account.leases[self] = None
         for mark in holds.marks:
@@ -210,7 +222,7 @@ class Lease:
 class Ledger:
     """All endpoints' entries. Bounded by the open requests and by the members of the pool."""
 
-    __slots__ = ("_accounts", "open_leases", "outbox", "prefill_tokens_per_s")
+    __slots__ = ("_accounts", "open_leases", "outbox", "prefill_tokens_per_s", "sees")
 
     def __init__(self, prefill_tokens_per_s: float, entries: outbox.Outbox | None = None) -> None:
         """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]; `entries`: what happens to
@@ -219,6 +231,7 @@ class Ledger:
         self.outbox = entries
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.open_leases = 0
+        self.sees = False  # whether answers are seen to begin: one was, and none has ended unseen since
         self._accounts: dict[pool.EndpointId, _Account] = {}
 
     def load(self, endpoint: pool.EndpointId, now: float) -> Load:
@@ -226,7 +239,7 @@ class Ledger:
         account = self._accounts.get(endpoint)
         if account is None:
             return Load(0, 0)
-        _expire(account, now, self.prefill_tokens_per_s)
+        _expire(account, now, self)
         return Load(account.inflight, account.pending, _kv_tokens(account))
 
     def loads(
@@ -240,7 +253,7 @@ class Ledger:
             if account is None:
                 continue
             if account.prefilling:
-                _expire(account, now, self.prefill_tokens_per_s)
+                _expire(account, now, self)
             if account.inflight:
                 inflight[index] = account.inflight
                 pending[index] = account.pending
@@ -285,16 +298,20 @@ class Ledger:
             del self._accounts[endpoint]
 
 
-def _expire(account: _Account, now: float, rate: float) -> None:
+def _expire(account: _Account, now: float, book: Ledger) -> None:
     """Settle whose prefill is expected to be over by `now`."""
     queue = account.prefilling
     while queue:
         first = queue[0]
         if first.tokens:
-            over_s = account.began_s + first.tokens / rate
+            # what others of kvring see comes late, or not at all
+            is_watched = book.sees and (first.number > 0 or book.outbox is None)
+            patience = _SEEN_PATIENCE if is_watched else 1.0
+            over_s = account.began_s + patience * first.tokens / book.prefill_tokens_per_s
             if over_s > now:
                 break
             first.settle()
+            first.guessed = True
             account.began_s = over_s
         else:  # over before it was expected to be, at some time after the last look
             account.began_s = max(account.began_s, account.looked_s)

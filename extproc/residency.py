@@ -2,7 +2,8 @@
 
 Every endpoint has a tree of blocks per tier, filled at dispatch and bounded by that tier's capacity. Blocks
 leave as engines drop them: least recently used first, and of one path the deepest first. So a tree always
-holds whole starts of prompts. Who holds how much of a chain is found for all endpoints at once (see `tier`).
+holds whole starts of prompts. What an answer fills takes its place behind the prompt. Who holds how much of a
+chain is found for all endpoints at once (see `tier`).
 
 A tier's tree is filled by every dispatch, so the host tree (larger) contains what the gpu tree lost; the
 external tier is one tree for all endpoints and outlives their restarts.
@@ -15,6 +16,7 @@ Source: eviction order of vLLM's free queue (see docs/routing.md).
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -66,10 +68,23 @@ NOTHING = Held({}, {})
 class Residency:
     """Estimates for all endpoints of a pool."""
 
-    __slots__ = ("_capacity", "_due", "_external", "_filled", "_gpu", "_host", "_idle_s", "_sizes")
+    __slots__ = (
+        "_answer_blocks",
+        "_capacity",
+        "_due",
+        "_external",
+        "_filled",
+        "_gpu",
+        "_host",
+        "_idle_s",
+        "_sizes",
+    )
 
-    def __init__(self, capacity: Capacity, idle_s: float) -> None:
-        """`idle_s`: a block unused for this long counts as gone [s, > 0]."""
+    def __init__(self, capacity: Capacity, idle_s: float, answer_blocks: int = 0) -> None:
+        """`idle_s`: a block unused for this long counts as gone [s, > 0]; `answer_blocks`: what the answer to
+        a prompt fills behind it.
+        """
+        self._answer_blocks = answer_blocks
         self._capacity = capacity
         self._idle_s = idle_s
         self._gpu = tier.Tier()
@@ -140,6 +155,13 @@ class Residency:
             if endpoint in each.trees:
                 each.trees[endpoint].resize(blocks)
 
+    def displaced_s(self, endpoint: pool.EndpointId, blocks: int) -> float:
+        """When what so many more blocks would drop next from the gpu tier of `endpoint` was last used [s,
+        monotonic]; -inf where nothing is dropped for them.
+        """
+        tree = self._gpu.trees.get(endpoint)
+        return -math.inf if tree is None else tree.next_s(blocks)
+
     def capacity_blocks(self, endpoint: pool.EndpointId) -> int:
         """Blocks the gpu tier of `endpoint` may hold."""
         return self._size(endpoint)[0]
@@ -170,7 +192,8 @@ class Residency:
 
     def _fill(self, tree: tier.Tree, blocks: chain.Chain, now: float) -> int:
         was_empty = not len(tree)
-        held = tree.add(blocks.hashes, now)
+        answer_blocks = 0 if tree is self._external else self._answer_blocks
+        held = tree.add(blocks.hashes, now, answer_blocks)
         if was_empty and len(tree):
             self._filled += 1
             heapq.heappush(self._due, (now, self._filled, tree))

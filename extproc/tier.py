@@ -1,8 +1,10 @@
 """Tier: the blocks of one tier of all endpoints: a tree for each endpoint, and who holds which block.
 
 A tree holds whole starts of prompts: blocks leave least recently used first, of one path the deepest first.
-So along a chain the holders only become fewer, and who holds how much of it is found for all endpoints at
-once: one bisection, O(log blocks), for each place where they change, and not one for each endpoint.
+Behind a prompt stand the blocks that its answer fills. Nobody finds them, as their hashes are not known, but
+engines keep them as they keep prompts, and drop older blocks for them. Along a chain the holders only become
+fewer, so that who holds how much of it is found for all endpoints at once: one bisection, O(log blocks), for
+each place where they change, and not one for each endpoint.
 
 Never: a block without the block before it; more blocks than the capacity; a holder whose tree lacks it.
 Called by: residency.
@@ -18,6 +20,8 @@ from dataclasses import dataclass, field
 from extproc import chain, pool
 
 __all__ = ["Recent", "Tier", "Tree"]
+
+_MOMENTS_PER_S = 1_000_000
 
 _NAMES_MAX = 1024  # sets of holders whose names are remembered
 
@@ -95,7 +99,7 @@ class Recent:
 
 
 class _Node:
-    __slots__ = ("block", "children", "depth", "parent", "queued", "used_s")
+    __slots__ = ("block", "children", "depth", "parent", "queued", "size", "used_s")
 
     def __init__(self, block: chain.BlockHash, parent: _Node | None, depth: int, used_s: float) -> None:
         self.block = block
@@ -104,6 +108,7 @@ class _Node:
         self.used_s = used_s
         self.children = 0
         self.queued = False
+        self.size = 1  # blocks; more only of an answer
 
 
 class Tree:
@@ -114,25 +119,33 @@ class Tree:
     a child that leaves. `_holders`: those of its tier, where its blocks have the bit `bit`.
     """
 
-    __slots__ = ("_capacity", "_holders", "_leaves", "_nodes", "bit")
+    __slots__ = ("_answered", "_capacity", "_holders", "_leaves", "_nodes", "bit")
 
     def __init__(self, capacity: int, holders: dict[chain.BlockHash, int], bit: int) -> None:
         self._capacity = capacity
         self._holders = holders
         self.bit = bit
         self._nodes: dict[chain.BlockHash, _Node] = {}
+        self._answered = 0  # blocks of answers, beyond one a node
         self._leaves: list[tuple[float, int, chain.BlockHash]] = []
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._nodes) + self._answered
 
     @property
     def oldest_s(self) -> float:
         """No leaf was last used before [s]."""
         return self._leaves[0][0] if self._leaves else math.inf
 
-    def add(self, hashes: tuple[chain.BlockHash, ...], now: float) -> int:
-        """Hold these, used at `now` [s]; of more than there is space for, the first.
+    def next_s(self, blocks: int) -> float:
+        """When what leaves next for so many more was last used [s]; -inf if there is room for them."""
+        if len(self) + blocks <= self._capacity:
+            return -math.inf
+        self._settle_top()
+        return self._leaves[0][0] if self._leaves else -math.inf
+
+    def add(self, hashes: tuple[chain.BlockHash, ...], now: float, answer_blocks: int = 0) -> int:
+        """Hold these, used at `now` [s], and an answer behind; of more than there is space for, the first.
 
         Returns how many leading ones it held before.
         """
@@ -148,22 +161,37 @@ class Tree:
         for depth in range(held, len(hashes)):
             block = hashes[depth]
             if block in nodes:  # behind another block: no chain has that, a stranger's message may
+                answer_blocks = 0
                 break
             if node is not None:
                 node.children += 1
             node = nodes[block] = _Node(block, node, depth, now)
             others = holders.get(block)
             holders[block] = bit if others is None else others | bit
+        if node is not None and answer_blocks:
+            node = self._answer(node, answer_blocks, now)
         if node is not None:
             self._queue_leaf(node)
         self._fit()
         return held
 
+    def _answer(self, prompt: _Node, count: int, now: float) -> _Node:
+        """The node of `count` blocks that an answer to the prompt which ends with `prompt` fills."""
+        block = _answer(prompt.block, now)
+        node = self._nodes.get(block)
+        if node is None:
+            prompt.children += 1
+            node = self._nodes[block] = _Node(block, prompt, prompt.depth + 1, now)
+            node.size = count
+            self._answered += count - 1
+        return node
+
     def retract(self, hashes: tuple[chain.BlockHash, ...], held: int, noted_s: float) -> None:
-        """Drop the blocks behind the first `held`, from the end, unless they were used after `noted_s`."""
+        """Drop the blocks behind the first `held`, and the answer, unless they were used after `noted_s`."""
         gone: set[chain.BlockHash] = set()
         queued = False
-        for block in reversed(hashes[held:]):
+        answer = (_answer(hashes[-1], noted_s),) if hashes else ()
+        for block in reversed((*hashes[held:], *answer)):
             node = self._nodes.get(block)
             if node is None:
                 continue
@@ -172,7 +200,7 @@ class Tree:
             queued = queued or node.queued
             gone.add(block)
             del self._nodes[block]
-            self._let_go(block)
+            self._let_go(node)
             if node.parent is not None:
                 node.parent.children -= 1
                 self._queue_leaf(node.parent)
@@ -187,12 +215,16 @@ class Tree:
 
     def clear(self) -> None:
         """Hold nothing."""
-        for block in self._nodes:
-            self._let_go(block)
+        for node in self._nodes.values():
+            self._let_go(node)
         self._nodes.clear()
         self._leaves.clear()
 
-    def _let_go(self, block: chain.BlockHash) -> None:
+    def _let_go(self, node: _Node) -> None:
+        block = node.block
+        if block < 0:  # of an answer: nobody's to find
+            self._answered -= node.size - 1
+            return
         others = self._holders[block] & ~self.bit
         if others:
             self._holders[block] = others
@@ -200,9 +232,9 @@ class Tree:
             del self._holders[block]
 
     def _fit(self) -> None:
-        while len(self._nodes) > self._capacity:
+        while len(self) > self._capacity:
             self._settle_top()
-            self._drop_top(len(self._nodes) - self._capacity)
+            self._drop_top(len(self) - self._capacity)
 
     def depth(self, hashes: tuple[chain.BlockHash, ...]) -> int:
         """How many leading ones of `hashes` it holds."""
@@ -239,10 +271,11 @@ class Tree:
             hashes: list[chain.BlockHash] = []
             node: _Node | None = end
             while node is not None and node.block not in told:
-                hashes.append(node.block)
+                if node.block >= 0:
+                    hashes.append(node.block)
                 node = node.parent
             told.update(hashes)
-            if hashes:
+            if hashes:  # none behind an answer to what was told already
                 back, depth = (0, 0) if node is None else (node.block, node.depth + 1)
                 yield Recent(back, depth, tuple(reversed(hashes)), now - end.used_s)
 
@@ -278,8 +311,8 @@ class Tree:
         node = self._nodes[heapq.heappop(leaves)[2]]
         while True:
             del self._nodes[node.block]
-            self._let_go(node.block)
-            most -= 1
+            self._let_go(node)
+            most -= node.size
             parent = node.parent
             if parent is None:
                 return
@@ -288,8 +321,13 @@ class Tree:
             if parent.children or parent.queued:
                 return
             entry = (parent.used_s, -parent.depth, parent.block)
-            if not most or (leaves and leaves[0] < entry):
+            if most <= 0 or (leaves and leaves[0] < entry):
                 parent.queued = True
                 heapq.heappush(leaves, entry)
                 return
             node = parent
+
+
+def _answer(block: chain.BlockHash, now: float) -> chain.BlockHash:
+    """What names the answer given at `now` to the prompt that ends with `block`: below 0, as no hash is."""
+    return -1 - (block ^ round(now * _MOMENTS_PER_S))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from extproc import policy, residency, ring
+from extproc import ledger, policy, residency, ring
 
-__all__ = ["Settings", "capacity"]
+__all__ = ["Settings", "capacity", "residency_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +54,10 @@ def capacity(settings: Settings) -> residency.Capacity:
         blocks(settings.kv_tokens + settings.host_kv_tokens) if settings.host_kv_tokens else 0,
         blocks(settings.external_kv_tokens),
     )
+
+
+def residency_of(settings: Settings) -> residency.Residency:
+    """An empty residency of a pool so tuned, where answers are as long as is expected of them."""
+    per_block = settings.block_bytes / settings.bytes_per_token
+    answer_blocks = round(ledger.OUTPUT_TOKENS / per_block)
+    return residency.Residency(capacity(settings), settings.residency_idle_s, answer_blocks)

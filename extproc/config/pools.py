@@ -189,7 +189,7 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             "Open requests below which an endpoint always takes more by `cost`. Higher keeps prompts"
             " together, lower evens out decoding.",
         ),
-    ] = 6
+    ] = 8
     ring_points: Annotated[
         int,
         meta.whole(

@@ -1,27 +1,32 @@
 """Cost policy: the endpoint where this prompt costs least, in tokens of prefill.
 
-    cost = pending + 2 * new + 192 * inflight + kv_tokens / 16
+    cost = pending + 2 * new + 64 * inflight + kv_tokens / 16
            + 4 * max(0, kv_usage - 0.9) * (prompt + pending + 512)
 
 pending: tokens waiting for prefill there; new: this prompt's tokens not cached there; inflight: open
 requests; kv_tokens: what these hold of the KV cache, shared prefixes once; kv_usage: share of the cache that
-they and this prompt would hold, above 1 where it does not fit. Ties, and with them prompts that nobody holds
-on an idle pool, go in ring order.
+they and this prompt would hold, above 1 where it does not fit.
 
-A safety cap on open requests, max(6, 2 * mean), keeps one endpoint from decoding for all. It counts requests
+Costs that differ by less than a block are equal. Of these the one is taken that has room in its cache for
+what the prompt adds, or would drop for it what was used longest ago; of equals again the first in ring order.
+So a prompt that nobody holds goes home while caches have room, and evicts least where they are full.
+
+A safety cap on open requests, max(8, 2 * mean), keeps one endpoint from decoding for all. It counts requests
 and not work: an endpoint that computes one long document must not turn away the readers of those it holds.
 
 Why 2 * new: a miss also evicts what others need. Why two terms for open requests: a step of decoding takes a
 time for each, and reads the KV of each; where prompts are short the second is nothing, and staying warm is
 worth more. Why the last term: an endpoint short of KV space soon queues, and one where the prompt does not
 fit queues at once; but waiting there can still be cheaper than computing a long prompt again, so that it is a
-cost and no filter. Measured: docs/decisions/0012-cap-on-open-requests.md. What they trade: docs/routing.md.
+cost and no filter. Measured: docs/decisions/0012-cap-on-open-requests.md, 0014-tails-by-cause.md.
+What they trade: docs/routing.md.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from extproc import ledger
 from extproc.policy import question
@@ -31,27 +36,39 @@ __all__ = ["STEPS_COUNTED", "cap", "pick"]
 STEPS_COUNTED = 4
 """How far down the ring order a warm endpoint is looked for, to tell how many were passed over."""
 
+_EQUALS_SEEN = 8
+"""Of how many equals, the first in ring order, it is looked up what they would drop: each costs a step."""
+
+_EQUAL_TOKENS = 64.0
 _NEW_WEIGHT = 2.0
-_INFLIGHT_TOKENS = 192.0
+_INFLIGHT_TOKENS = 64.0
 _KV_HELD_WEIGHT = 1 / 16
 _KV_SHORT_WEIGHT = 4.0
 
 
 def pick(asked: question.Question) -> question.Pick:
-    """The least cost among the candidates below the cap; of equal costs the first in ring order."""
+    """The least cost among the candidates below the cap; of equals who drops least, then in ring order."""
     costs = _costs(asked)
     allowed = _below_cap(asked, costs)
     least = min(allowed)
     reason = question.Reason.OVERFLOW if least > min(costs) else None
-    walk = asked.ring_order()
-    if allowed.count(least) == 1:  # the ring decides nothing: look only whether it is among the first
-        walk = itertools.islice(walk, STEPS_COUNTED)
-    for steps, index in enumerate(walk):
-        if allowed[index] == least:
-            reason = reason or (question.Reason.WARM if steps else question.Reason.HOME)
-            return question.Pick(index, reason, steps, tuple(costs))
-    index = allowed.index(least)
-    return question.Pick(index, reason or question.Reason.WARM, STEPS_COUNTED, tuple(costs))
+    equal = [index for index, cost in enumerate(allowed) if cost <= least + _EQUAL_TOKENS]
+    index = equal[0] if len(equal) == 1 else _first(asked, equal, allowed)
+    steps = STEPS_COUNTED
+    for passed, other in enumerate(itertools.islice(asked.ring_order(), STEPS_COUNTED)):
+        if other == index:
+            steps = passed
+            break
+    reason = reason or (question.Reason.WARM if steps else question.Reason.HOME)
+    return question.Pick(index, reason, steps, tuple(costs))
+
+
+def _first(asked: question.Question, equal: Sequence[int], allowed: Sequence[float]) -> int:
+    """Of the `equal`, the first in ring order of those that drop what was used longest ago."""
+    near = [index for index in itertools.islice(asked.ring_order(), _EQUALS_SEEN) if index in equal]
+    if not near:  # none of them is among the first of the walk
+        return min(equal, key=allowed.__getitem__)
+    return min(near, key=asked.displaced_s)
 
 
 def cap(asked: question.Question) -> float:

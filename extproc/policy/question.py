@@ -8,7 +8,8 @@ Never: anything that a policy could change. Called by: router (asks), every poli
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -40,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     factor: float = 2.0
     floor_tokens: float = 8192.0
-    floor_requests: float = 6.0
+    floor_requests: float = 8.0
 
 
 class RingOrder(Protocol):
@@ -60,7 +61,9 @@ class Question(msgspec.Struct, frozen=True):
     tokens those held there [0..`prompt_tokens`]; `kv_usage`, share of the KV cache taken with this prompt,
     above 1 where it does not fit, and not exact below `KV_USAGE_FREE`.
 
-    `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1).
+    `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1). `displaced_s`: of
+    the candidate at a position, when that was last used which it would drop next for the prompt [s,
+    monotonic]; -inf where it has room.
     """
 
     inflight: Sequence[float]
@@ -74,6 +77,7 @@ class Question(msgspec.Struct, frozen=True):
     limits: Limits
     turn: int
     chance: float
+    displaced_s: Callable[[int], float] = lambda _: -math.inf
 
 
 class Pick(msgspec.Struct, frozen=True):

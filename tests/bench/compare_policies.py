@@ -6,7 +6,8 @@
     python tests/bench/compare_policies.py --out figures.json       # keep figures; those are not run again
 
 A workload is a name of `extproc.sim.workloads`, with parameters if it takes some ("first:prefixes=20"), or
-"mooncake": the recorded chat trace, read from $KVRING_DATA/traces and left out where that is not set.
+one of the recorded traces (mooncake, azure-code, azure-conv, tau-bench), read from $KVRING_DATA/traces and
+left out where that is not set. Of the first three every seed is the same load.
 
 Deterministic: equal arguments give equal tables. All policies meet the same prompts under a seed, so they are
 compared seed by seed. A column shows the mean over seeds and, where there are several, least and most.
@@ -40,8 +41,13 @@ from extproc.sim import figures, performance, policies, simulation, traces, work
 from extproc.sim.scenario import Kind
 
 MARGIN = 0.05
-TRACE = "mooncake_conversation.jsonl.gz"
-TRACE_S = 900.0  # of 59 minutes
+TRACES = {
+    "mooncake": "mooncake_conversation.jsonl.gz",
+    "azure-code": "azure_2023_code.csv.gz",
+    "azure-conv": "azure_2023_conv.csv.gz",
+    "tau-bench": "tau_bench_airline.json.gz",
+}
+TRACE_S = 900.0  # of an hour
 REFERENCE = "cost"
 
 # title, key, format, whether less is better
@@ -70,7 +76,7 @@ def main() -> int:
     args = _parser().parse_args()
     known = policies.factories()
     plan = Plan(
-        args.workloads.split(",") if args.workloads else [*workloads.WORKLOADS, "mooncake"],
+        args.workloads.split(",") if args.workloads else [*workloads.WORKLOADS, *TRACES],
         args.policies.split(",") if args.policies else list(known),
         [1] if args.quick else [int(seed) for seed in args.seeds.split(",")],
         0.25 if args.quick else args.share,
@@ -170,12 +176,12 @@ def measure(text, scenario, name, seed, share, kept):
 
 
 def scenario_of(text):
-    """The scenario of a workload, or of the trace. Errors: ValueError, traces.TraceError."""
-    if text != "mooncake":
+    """The scenario of a workload, or of a trace. Errors: ValueError, traces.TraceError."""
+    if text not in TRACES:
         return workloads.make(text)
-    # Blocks of 64 tokens, as the router's, are a quarter of the work; the trace shares in steps of 512.
+    # Blocks of 64 tokens, as the router's, are a quarter of the work; Mooncake's shares in steps of 512.
     model = replace(performance.PRESETS["32b-fp8-h100"], block_tokens=64)
-    found = traces.load(traces.find(TRACE), model, 8)
+    found = traces.load(traces.find(TRACES[text]), model, 8)
     return replace(found, duration_s=min(found.duration_s, TRACE_S), warmup_s=60.0)
 
 

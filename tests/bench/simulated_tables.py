@@ -155,7 +155,7 @@ def all_workloads(runner: Runner) -> str:
         "|---|---|---|---|---|---|",
     ]
     others = [name for name in policies.factories() if name != OURS]
-    for text in (*workloads.WORKLOADS, "mooncake"):
+    for text in (*workloads.WORKLOADS, *compare.TRACES):
         try:
             runs = {name: runner.runs(text, name) for name in (OURS, *others)}
         except traces.TraceError as error:

@@ -183,15 +183,23 @@ class Several:
 
         await client.until(so, f"{leases} open leases by everybody's count")
 
-    async def alike(self) -> None:
-        """Return when all think the same of what each endpoint holds and has to do."""
+    async def alike(self, texts: Sequence[str]) -> None:
+        """Return when all think the same of what each endpoint has to do, and holds of these prompts."""
+
+        async def held(one: Kvring, text: str) -> list[list]:
+            url = f"http://{one.admin}/api/explain"
+            kind = {"content-type": "application/json"}
+            async with self.http.post(url, data=client.chat_body(text), headers=kind) as answer:
+                told = json.loads(await answer.text())["candidates"]
+            return sorted([each["endpoint"], each["cached_tokens"]] for each in told)
+
+        async def view(one: Kvring) -> list:
+            listed = (await self.state(one))["pools"][0]["endpoints"]
+            work = [[each["name"], each["inflight"], each["pending_tokens"]] for each in listed]
+            return [work, *[await held(one, text) for text in texts]]
 
         async def same() -> bool:
-            keys = ("name", "residency_blocks", "inflight", "pending_tokens")
-            seen = [
-                [[one[key] for key in keys] for one in state["pools"][0]["endpoints"]]
-                for state in await self.states()
-            ]
+            seen = await asyncio.gather(*map(view, self.kvrings))
             return all(one == seen[0] for one in seen)
 
         await client.until(same, "one view")

@@ -17,6 +17,7 @@ from tests.envoy import client, pressure, several
 EACH = 4  # parked at each process, so that the count of open leases tells who hears whom
 # room for all that is asked, so that every one's view of it is the same; slow, so that answers take a while
 ENGINES = {"preset": "8b-h100", "speed": 0.4}
+TALKS = [pressure.talk(number) for number in range(20)]
 AGREED_S = 15.0  # docs/high-availability.md says 3 s; a busy machine may take longer
 
 
@@ -52,7 +53,7 @@ class Stage:
                 await load.more()
             await running.counted(3 * EACH)
         await running.settled()
-        await running.alike()
+        await running.alike(TALKS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -138,7 +139,7 @@ async def test_a_replica_hangs_for_five_seconds(stage):
             await load.more()
         await running.counted(3 * EACH)
     await running.settled()
-    await running.alike()
+    await running.alike(TALKS)
 
 
 async def test_a_replica_with_a_hundred_leases_is_killed_and_a_new_one_is_warm(stage):
@@ -176,7 +177,7 @@ async def test_a_replica_with_a_hundred_leases_is_killed_and_a_new_one_is_warm(s
         usage = json.loads(answer.body)["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] > 0.9 * usage["prompt_tokens"]
     await running.settled()
-    await running.alike()
+    await running.alike(TALKS)
 
 
 def workers(parent: int) -> dict[int, int]:
@@ -214,4 +215,4 @@ async def test_a_worker_dies_the_others_are_right_and_the_next_one_is_warm(tmp_p
                 await load.more()
             await running.counted(2 * EACH)
         await running.settled()
-        await running.alike()
+        await running.alike(TALKS)

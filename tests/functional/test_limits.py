@@ -113,7 +113,7 @@ async def test_of_a_large_body_only_the_configured_start_is_read(serve: Serve) -
         # the rest counts by its length, and is not looked at
         assert 1_240_000 < served.count("kvring_prompt_tokens_total") <= 1_250_100
         held = sum(endpoint["residency_blocks"] for endpoint in served.state()["endpoints"])
-        assert 380 < held <= 100_000 / 256
+        assert 380 < held <= 100_000 / 256 + 2  # and room for the answer
         stream.cancel()
     await served.idle()
 

@@ -117,7 +117,7 @@ def test_kv_held_is_every_mark_of_open_leases_once_and_all_rests(
     def held(name: pool.EndpointId, *more: ledger.Footprint) -> int:
         open_there = [one for at, one, _ in taken if at == name] + list(more)
         marks = {mark for one in open_there for mark in one.marks}
-        return 1024 * len(marks) + sum(one.rest_tokens for one in open_there)
+        return ledger.MARK_TOKENS * len(marks) + sum(one.rest_tokens for one in open_there)
 
     for name, letters, rest, ends in steps:
         marks = tuple(hash("".join(letters[:end])) & (2**64 - 1) for end in range(1, len(letters) + 1))
@@ -134,7 +134,7 @@ def test_kv_held_is_every_mark_of_open_leases_once_and_all_rests(
     assert all(book.load(name, 0.0).kv_tokens == 0 for name in NAMES)
 
 
-def test_marks_stand_a_thousand_tokens_apart_and_the_rest_has_room_for_the_answer() -> None:
-    found = ledger.footprint(tuple(range(40)), 64.0, 2600.0)
-    assert found.marks == (15, 31)
-    assert found.rest_tokens == 2600 - 2048 + ledger.OUTPUT_TOKENS
+def test_marks_stand_256_tokens_apart_and_the_rest_has_room_for_the_answer() -> None:
+    found = ledger.footprint(tuple(range(10)), 64.0, 700.0)
+    assert found.marks == (3, 7)
+    assert found.rest_tokens == 700 - 512 + ledger.OUTPUT_TOKENS

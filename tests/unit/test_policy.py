@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -39,6 +40,7 @@ def ask(
     limits: policy.Limits = LIMITS,
     turn: int = 0,
     chance: float = 0.0,
+    displaced_s: Sequence[float] | None = None,
 ) -> policy.Pick:
     def ring_order() -> Iterator[int]:
         return iter(range(len(candidates)) if order is None else order)
@@ -50,6 +52,7 @@ def ask(
         limits=limits,
         turn=turn,
         chance=chance,
+        displaced_s=lambda index: -math.inf if displaced_s is None else displaced_s[index],
     )
     return policy.POLICIES[name](question)
 
@@ -116,7 +119,7 @@ def test_cost_never_goes_over_the_cap_while_another_has_room() -> None:
     candidates = [candidate(8, cached=100_000.0), *(candidate(1) for _ in range(3))]
     pick = ask("cost", candidates, prompt_tokens=100_000)
     assert pick.costs[0] < min(pick.costs[1:])
-    # 8 open requests against max(6, 2 * (11 + 1) / 4)
+    # 8 open requests against max(8, 2 * (11 + 1) / 4)
     assert (pick.index, pick.reason) == (1, policy.Reason.OVERFLOW)
     candidates[3] = candidate(12)
     assert ask("cost", candidates, prompt_tokens=100_000).index == 0  # 2 * (22 + 1) / 4
@@ -130,7 +133,7 @@ def test_cost_does_not_turn_readers_away_because_a_document_is_being_computed() 
 
 def test_cost_is_the_documented_sum() -> None:
     held = candidate(inflight=3, pending=700, cached=400.0, kv_usage=1.0, kv_tokens=8000)
-    expected = 700 + 2 * 600 + 192 * 3 + 8000 / 16 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
+    expected = 700 + 2 * 600 + 64 * 3 + 8000 / 16 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
     assert ask("cost", [held]).costs == (pytest.approx(expected),)
 
 
@@ -141,6 +144,29 @@ def test_cost_ignores_kv_usage_while_there_is_space(usage: float) -> None:
 
 def test_endpoint_short_of_kv_space_is_avoided() -> None:
     assert ask("cost", [candidate(kv_usage=0.99), *IDLE[1:]]).index == 1
+
+
+def test_of_equal_costs_the_one_with_room_in_its_cache_is_taken_else_who_drops_the_oldest() -> None:
+    order = [2, 0, 3, 1]
+    full = [50.0, 70.0, 90.0, 20.0]
+    assert ask("cost", IDLE, order=order, displaced_s=full).index == 3
+    assert ask("cost", IDLE, order=order, displaced_s=[50.0, -math.inf, 90.0, -math.inf]).index == 3
+    assert ask("cost", IDLE, order=order, displaced_s=[50.0] * 4).index == 2
+    # what is dropped is worth no more than a block: a request more decides against it
+    busy = [*IDLE[:3], candidate(1, kv_tokens=500)]
+    assert ask("cost", busy, order=order, displaced_s=full).index == 0
+
+
+def test_costs_within_a_block_are_equal() -> None:
+    assert ask("cost", [candidate(pending=64), *IDLE[1:]], order=[0, 1, 2, 3]).index == 0
+    assert ask("cost", [candidate(pending=65), *IDLE[1:]], order=[0, 1, 2, 3]).index == 1
+
+
+def test_who_is_over_the_cap_is_none_of_the_equals() -> None:
+    over = [candidate(8, cached=300.0), *(candidate(1) for _ in range(3))]
+    pick = ask("cost", over, order=[0, 1, 2, 3], displaced_s=[1.0, 99.0, 50.0, 99.0])
+    assert pick.costs[0] < min(pick.costs[1:])
+    assert (pick.index, pick.reason) == (2, policy.Reason.OVERFLOW)
 
 
 def test_equal_costs_go_in_ring_order() -> None:

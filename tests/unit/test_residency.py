@@ -1,3 +1,5 @@
+import math
+
 from extproc import chain, pool, residency
 
 A, B = pool.EndpointId("a"), pool.EndpointId("b")
@@ -70,6 +72,54 @@ def test_nothing_is_held_without_capacity() -> None:
     cache = of_blocks(0)
     cache.add(A, blocks("abc"), 0.0)
     assert held(cache, "abc") == 0
+
+
+def test_an_answer_takes_its_place_behind_its_prompt_and_leaves_before_it() -> None:
+    # engines keep what they generated as they keep prompts, and drop older prompts for it
+    cache = residency.Residency(residency.Capacity(8), 100.0, answer_blocks=2)
+    cache.add(A, blocks("abc"), 0.0)
+    assert (held(cache, "abcd"), cache.blocks(A)) == (3, 5)
+    cache.add(A, blocks("xyz"), 1.0)  # 10 blocks for 8: the older answer goes
+    assert (held(cache, "abc", 1.0), held(cache, "xyz", 1.0), cache.blocks(A)) == (3, 3, 8)
+    cache.add(A, blocks("xyzk"), 2.0)
+    assert (held(cache, "abc", 2.0), held(cache, "xyzk", 2.0)) == (0, 4)
+
+
+def test_answers_to_one_prompt_are_several() -> None:
+    cache = residency.Residency(residency.Capacity(20), 100.0, answer_blocks=2)
+    for at in range(4):
+        cache.add(A, blocks("abc"), float(at))
+    assert cache.blocks(A) == 3 + 4 * 2
+
+
+def test_a_prompt_taken_back_takes_its_answer_along() -> None:
+    cache = residency.Residency(residency.Capacity(20), 100.0, answer_blocks=2)
+    cache.add(A, blocks("ab"), 0.0)
+    before = cache.add(A, blocks("abcd"), 1.0)
+    cache.retract(A, blocks("abcd"), before, 1.0)
+    assert (held(cache, "abcd", 1.0), cache.blocks(A)) == (2, 2 + 2)
+
+
+def test_nobody_is_told_of_answers() -> None:
+    cache = residency.Residency(residency.Capacity(20), 100.0, answer_blocks=2)
+    cache.add(A, blocks("abc"), 0.0)
+    cache.add(A, blocks("abx"), 1.0)
+    told = list(cache.recent(A, 0.0, 2.0))
+    assert sum(len(one.hashes) for one in told) == 4
+    assert all(block >= 0 for one in told for block in one.hashes)
+    cache.forget(A)
+    assert (held(cache, "abc", 2.0), cache.blocks(A)) == (0, 0)
+
+
+def test_what_more_blocks_would_displace() -> None:
+    cache = of_blocks(6)
+    assert cache.displaced_s(A, 100) == -math.inf
+    cache.add(A, blocks("abc"), 5.0)
+    cache.add(A, blocks("xy"), 9.0)
+    assert cache.displaced_s(A, 1) == -math.inf
+    assert cache.displaced_s(A, 2) == 5.0
+    cache.add(A, blocks("abc"), 12.0)
+    assert cache.displaced_s(A, 2) == 9.0
 
 
 def test_idle_blocks_expire() -> None:

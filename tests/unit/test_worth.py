@@ -115,7 +115,7 @@ def test_the_view_holds_load_against_the_bound_of_the_policy(policy_: str) -> No
     decisions = [decided(of) for _ in range(9)]
     (view,) = views.alone(of)(0.0)
     loads = {one.endpoint.id: one.inflight if policy_ == "cost" else one.work for one in view.endpoints}
-    least, more = (6, 1) if policy_ == "cost" else (8192, 0)
+    least, more = (8, 1) if policy_ == "cost" else (8192, 0)
     assert view.bound == max(least, 2 * (sum(loads.values()) + more) / 4)
     for one in view.endpoints:
         assert one.filled == pytest.approx(loads[one.endpoint.id] / view.bound)
