@@ -32,6 +32,16 @@ class Key(msgspec.Struct, frozen=True):
     first: _pool.EndpointId | None = None
     hot: tuple[_anchor.Hot, ...] = ()
 
+    @property
+    def shared_blocks(self) -> int:
+        """How long the prefix before the anchor is that many have [blocks]."""
+        return self.hot[-1].blocks if self.hot else 0
+
+    @property
+    def lone(self) -> int | None:
+        """The key if it is an anchor's with no shared prefix before it, which would have homes of its own."""
+        return self.value if self.by is _choice.KeyedBy.ANCHOR and not self.hot else None
+
 
 def key_of(
     request: _request.Request,

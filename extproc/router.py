@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from extproc import anchor as _anchor
 from extproc import answers as _answers
+from extproc import apart as _apart
 from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
@@ -50,9 +51,6 @@ Request = request.Request
 _Key = keying.Key
 Settings = tuning.Settings
 
-_PRESUMED_SHARE = 0.75
-"""How much of a prompt its home is presumed to hold, where others place it too and this one does not hear."""
-
 
 class _Weighed(NamedTuple):
     choice: _choice.Choice
@@ -65,8 +63,9 @@ class Router:
     """Chooses for one pool. Not thread-safe: one event loop, or one simulator, calls it."""
 
     __slots__ = (
-        "_candidates", "_homes", "_members", "_restarts", "_survey", "_turns", "anchors", "answers", "ledger",
-        "outbox", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals", "unheard",
+        "_candidates", "_homes", "_members", "_restarts", "_seats", "_survey", "_turns", "anchors", "answers",
+        "ledger", "outbox", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals",
+        "unheard",
     )  # fmt: skip
 
     def __init__(self, pool: _pool.Pool, settings: Settings, outbox: _outbox.Outbox | None = None) -> None:
@@ -78,6 +77,7 @@ class Router:
         self.pool = pool
         self.ring = _ring.Ring(pool.membership, settings.ring_points)
         self._homes = homes.Homes(self.ring)
+        self._seats = _apart.Seats(self.ring)  # empty as long as all others are heard
         self._candidates = _candidates.Candidates(pool.ready)
         self.outbox = outbox
         self.ledger = _ledger.Ledger(settings.prefill_tokens_per_s, outbox)
@@ -100,6 +100,7 @@ class Router:
         if pool.membership != self.pool.membership:
             self.ring = _ring.Ring(pool.membership, self.settings.ring_points)
             self._homes = homes.Homes(self.ring)
+            self._seats = _apart.Seats(self.ring)
             members = {endpoint.id for endpoint in pool.endpoints}
             for kept in (self.ledger, self.residency, self.ramp, self.sent, self.sent_own, self.signals):
                 kept.retain(members)
@@ -185,6 +186,8 @@ class Router:
         if isinstance(found, _choice.NoEndpoint):
             return found
         key = keying.key_of(request, self.anchors, self.answers, len(self.pool.endpoints), now)
+        if self.unheard and key.lone is not None:
+            self._seats.take(key.lone, now)
         return self._decide(found, request, key, now, chance)
 
     def preview(self, request: Request, now: float, chance: float) -> Preview | _choice.NoEndpoint:
@@ -280,10 +283,13 @@ class Router:
             count = len(found)
             if key.value is None:
                 return ((turn + step) % count for step in range(count))
-            order = self._homes.order(key.value, found.position, key.hot, key.first)
+            first = self._seats.find(key.lone) if self.unheard and key.lone is not None else key.first
+            order = self._homes.order(key.value, found.position, key.hot, first)
             return (found.position[name] for name in order)
 
         known = self._survey.columns(found, request, held, footprint, self.settings, now)
+        if self.unheard:
+            self._survey.count_unheard(known, found, footprint, key.shared_blocks, self.settings, now)
 
         def displaced_s(index: int) -> float:
             more = (request.tokens - known.cached[index]) / self.block_tokens
@@ -331,19 +337,13 @@ class Router:
         return self.settings.block_bytes / self.settings.bytes_per_token
 
     def _question(
-        self,
-        request: Request,
-        known: _survey.Columns,
-        key: _Key,
+        self, request: Request, known: _survey.Columns, key: _Key,
         ring_order: _policy.RingOrder, turn: int, chance: float, displaced_s: Callable[[int], float],
     ) -> _policy.Question:  # fmt: skip
-        limits = self.settings.limits
-        if self.unheard:  # the others fill endpoints too: each may fill its part of the floor
-            count = self.unheard + 1
-            limits = _policy.Limits(limits.factor, limits.floor_tokens / count, limits.floor_requests / count)
-            if key.by is _choice.KeyedBy.ANCHOR:
-                home = next(ring_order())
-                known.cached[home] = max(known.cached[home], _PRESUMED_SHARE * request.tokens)
+        if self.unheard and key.by is _choice.KeyedBy.ANCHOR:
+            home = next(ring_order())
+            known.cached[home] = max(known.cached[home], _apart.PRESUMED_SHARE * request.tokens)
+        limits = _apart.limits(self.settings.limits, self.unheard, told=bool(self.signals))
         return _policy.Question(
             known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
             request.tokens, ring_order, limits, turn, chance, displaced_s,

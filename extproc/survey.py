@@ -83,6 +83,27 @@ class Survey:
         usage = self._kv_usage(found, footprint, kv_tokens, told, settings.kv_tokens)
         return Columns(inflight, pending, work, kv_tokens, _cached(found, request, held, settings), usage)
 
+    def count_unheard(
+        self,
+        known: Columns,
+        found: _candidates.Candidates,
+        footprint: _ledger.Footprint,
+        shared_blocks: int,
+        settings: tuning.Settings,
+        now: float,
+    ) -> None:
+        """Count the KV that requests of others hold as taken beside that of our own.
+
+        Args: shared_blocks: how much of the prompt is a prefix that many have, so that others hold it open.
+        """
+        shared_tokens = shared_blocks * settings.block_bytes / settings.bytes_per_token
+        for index, name in enumerate(found.names):
+            foreign = self._signals.foreign_kv_tokens(name, now) - shared_tokens
+            if foreign > 0:
+                taken = self._ledger.kv_after(name, footprint) + foreign
+                size = self._kv_tokens.get(name, settings.kv_tokens)
+                known.kv_usage[index] = max(known.kv_usage[index], taken / size)
+
     def _add_foreign(
         self, found: _candidates.Candidates, inflight: list[int], now: float
     ) -> list[float] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from extproc import ledger, pool, router, sent, signals, standing
+from extproc import apart, ledger, pool, router, sent, signals, standing
 
 __all__ = ["EndpointView", "Known", "PoolView", "SharingView", "SourceView", "Views", "alone", "look"]
 
@@ -184,11 +184,12 @@ def _load(chooser: router.Router, endpoint: pool.EndpointId, now: float) -> _Loa
 
 
 def _bound(chooser: router.Router, loads: Mapping[pool.EndpointId, _Load]) -> float:
-    limits, ready = chooser.settings.limits, chooser.pool.ready
+    limits = apart.limits(chooser.settings.limits, chooser.unheard, told=bool(chooser.signals))
+    ready = chooser.pool.ready
     by_requests = chooser.settings.policy == "cost"
     total = sum(loads[endpoint.id].bounded for endpoint in ready) + by_requests
     floor = limits.floor_requests if by_requests else limits.floor_tokens
-    return ledger.bound(total, max(len(ready), 1), limits.factor, floor / (chooser.unheard + 1))
+    return ledger.bound(total, max(len(ready), 1), limits.factor, floor)
 
 
 def alone(chooser: router.Router) -> Views:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from extproc import pool, scrape, sent, signals, standing, views, vitals
+from extproc import ledger, pool, scrape, sent, signals, standing, views, vitals
 from extproc.endpoints import health
 from extproc.vitals import learned as _learned
 
@@ -44,7 +44,7 @@ class Member:
         self._silent = ""
         self._asked_s = 0.0
         self._asked_sent = sent.Sent()
-        self._asked_inflight = 0
+        self._asked_load = ledger.Load(0, 0)
         self._size: tuple[float, float] = (0.0, 0.0)  # of its cache, as the router was told last
         self._older: list[tuple[float, signals.Reading]] = []  # readings of a minute and two ago
         settings = owner.settings
@@ -127,7 +127,7 @@ class Member:
         router, name = self._fleet.router, self.endpoint.id
         self._asked_s = self._fleet.clock()
         self._asked_sent = router.sent.to(name).copy()
-        self._asked_inflight = router.ledger.load(name, self._asked_s).inflight
+        self._asked_load = router.ledger.load(name, self._asked_s)
 
     def silent(self, problem: str, *, nobody: bool) -> None:
         """It did not tell its metrics."""
@@ -186,12 +186,13 @@ class Member:
         host_tokens = given.host_kv_tokens
         if host_tokens is None:
             host_tokens = reading.host_kv_tokens or 0
-        own = max(self._asked_inflight, router.ledger.load(name, now).inflight)
-        foreign = max(0, round(reading.in_engine or 0.0) - own)
+        asked, own = self._asked_load, router.ledger.load(name, now)
+        foreign = max(0, round(reading.in_engine or 0.0) - max(asked.inflight, own.inflight))
+        held = (reading.kv_usage or 0.0) * kv_tokens
+        foreign_kv = max(0.0, held - max(asked.kv_tokens, own.kv_tokens))
         sent_tokens = self._asked_sent.uncached_tokens
-        router.signals.put(
-            name, signals.Signal(self._asked_s, reading.kv_usage, kv_tokens, foreign, sent_tokens)
-        )
+        told = signals.Signal(self._asked_s, reading.kv_usage, kv_tokens, foreign, sent_tokens, foreign_kv)
+        router.signals.put(name, told)
         size = kv_tokens * self._truth.scale, host_tokens
         if size != self._size:
             self._size = size

@@ -57,3 +57,10 @@ class Board:
         if signal is None or now - signal.at_s > self._age_max_s:
             return None, 0
         return signal.kv_usage_now(sent_tokens), signal.foreign
+
+    def foreign_kv_tokens(self, endpoint: pool.EndpointId, now: float) -> float:
+        """KV that requests of others hold; 0 unless told and fresh."""
+        signal = self._signals.get(endpoint)
+        if signal is None or now - signal.at_s > self._age_max_s:
+            return 0.0
+        return signal.foreign_kv_tokens

@@ -29,7 +29,8 @@ class SignalAge(enum.StrEnum):
 class Signal:
     """`at_s`: when it was asked for [s, monotonic]; `kv_usage`: told then [0..1], None if it was not;
     `kv_tokens`: capacity [tokens, > 0]; `foreign`: requests in the engine that are not ours [>= 0];
-    `sent_tokens`: uncached prompt tokens that we had sent there by then, since the start.
+    `sent_tokens`: uncached prompt tokens that we had sent there by then, since the start;
+    `foreign_kv_tokens`: of the KV cache, what requests hold that are not ours [>= 0].
     """
 
     at_s: float
@@ -37,6 +38,7 @@ class Signal:
     kv_tokens: int
     foreign: int
     sent_tokens: float
+    foreign_kv_tokens: float = 0.0
 
     def age_s(self, now: float) -> float:
         """How old it is [s, >= 0]."""

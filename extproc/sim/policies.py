@@ -54,13 +54,16 @@ class Production:
         if self._started_s.setdefault(endpoint, signals.started_s) != signals.started_s:
             self._started_s[endpoint] = signals.started_s
             self.router.restart(endpoint, now)
-        foreign = signals.running + signals.waiting - self.router.ledger.load(endpoint, now).inflight
+        own = self.router.ledger.load(endpoint, now)
+        foreign = signals.running + signals.waiting - own.inflight
+        kv_tokens = self.router.settings.kv_tokens
         told = Signal(
             at_s=now,
             kv_usage=signals.kv_usage,
-            kv_tokens=self.router.settings.kv_tokens,
+            kv_tokens=kv_tokens,
             foreign=max(foreign, 0),
             sent_tokens=self.router.sent.to(endpoint).uncached_tokens,
+            foreign_kv_tokens=max(signals.kv_usage * kv_tokens - own.kv_tokens, 0.0),
         )
         self.router.signals.put(endpoint, told)
 

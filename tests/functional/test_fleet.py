@@ -157,6 +157,23 @@ async def test_our_own_requests_in_the_engine_count_once() -> None:
             decided.lease.release()
 
 
+async def test_kv_that_our_own_requests_hold_is_not_that_of_others() -> None:
+    one = engines.Engine()
+    async with engines.running({"e0": one}) as running:
+        name = pool.EndpointId("e0")
+        decided = running.choose("x" * 100_000)
+        assert isinstance(decided, choice.Decision)
+        own = running.router.ledger.load(name, time.monotonic()).kv_tokens
+        assert own > 20_000
+        one.kv_usage = 0.5
+        await one.scraped()
+        signal = running.router.signals.newest(name)
+        assert signal is not None
+        assert signal.foreign_kv_tokens == max(0.0, 0.5 * signal.kv_tokens - own)
+        assert 0.0 < signal.foreign_kv_tokens < 0.5 * signal.kv_tokens
+        decided.lease.release()
+
+
 async def test_the_engine_tells_its_capacity_unless_it_is_configured() -> None:
     texts = list(engines.prompts(100))  # 1,000 tokens each
     for given, expected in ((None, 20_000), (8_000, 8_000)):
