@@ -404,6 +404,20 @@ async def test_the_table_says_what_happened_and_how_to_read_it(capsys: pytest.Ca
     assert "learnt from its answers" in out
 
 
+async def test_a_report_that_can_not_be_written_is_named_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with picker() as running:
+        for option in ("--junit", "--json"):
+            file = tmp_path / "none" / "report"
+            assert await command(running.address, "--only=pick-equal", option, str(file)) == 2
+            out, err = capsys.readouterr()
+            assert "It conforms" in out
+            assert (
+                err == f"kvring conformance: {option} {file}: can't be written: No such file or directory\n"
+            )
+
+
 async def test_a_should_that_fails_is_no_failure_unless_asked_strictly(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
