@@ -156,4 +156,4 @@ def _read(path: Path | None) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TlsError(f"tls: {path} can't be read: {error}") from error
+        raise TlsError(f"tls: {path} can't be read: {error.strerror or error}") from error

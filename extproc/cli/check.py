@@ -85,7 +85,9 @@ def _envoy(name: str, *, quiet: bool) -> tuple[int, dict[str, Any]]:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
         document = yaml.load(text, Loader=_Loader)  # noqa: S506  a safe loader
         said = "" if isinstance(document, dict) else "must be a block of keys, as an Envoy bootstrap is"
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except OSError as error:
+        said = f"can't be read: {error.strerror or error}"
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         said = " ".join(str(error).split())
     if said:
         print(f"kvring check: {shown}: {said}", file=sys.stderr)

@@ -101,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
             found = asyncio.run(run_.run(settings, checks, args.jobs, tell))
         console.print(report.drawn(found))
         if args.junit:
-            args.junit.write_bytes(document.to_junit(found, began, strict=args.strict))
+            _write("--junit", args.junit, document.to_junit(found, began, strict=args.strict))
         if args.json:
             text = json.dumps(document.to_json(found, strict=args.strict), indent=2)
-            args.json.write_text(text + "\n", encoding="utf-8")
+            _write("--json", args.json, f"{text}\n".encode())
     except (ValueError, OSError, target.UnreachableError) as error:
         print(f"kvring conformance: {error}", file=sys.stderr)
         return 2
@@ -127,6 +127,14 @@ def _settings(args: argparse.Namespace) -> target.Settings:
         args.timeout_s,
         args.hooks,
     )
+
+
+def _write(option: str, file: Path, content: bytes) -> None:
+    """Raises: ValueError."""
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise ValueError(f"{option} {file}: can't be written: {error.strerror or error}") from error
 
 
 def _tls(args: argparse.Namespace) -> ssl.SSLContext | None:

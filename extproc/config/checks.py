@@ -22,9 +22,10 @@ Names = Mapping[str, str]
 """Top-level keys that the environment set -> how an error names them."""
 
 _PORT = re.compile(r"[0-9]{1,5}")
+_TO_65535 = "[1-5]?[0-9]{1,4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _STORE = re.compile(
     r"(?:valkey|redis)s?://{0}(?:,{0})*/?|unix:///.+".format(
-        r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?:[1-5]?[0-9]{1,4}|6[0-5][0-9]{3}))?"
+        rf"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?:{_TO_65535}))?"
     )
 )
 _PORTS = "an integer from 1 to 65535"

@@ -29,6 +29,7 @@ Address = tuple[str, int] | str
 
 _READ_BYTES = 64 * 1024
 _UNREAD_BYTES_MAX = 64 * 1024 * 1024  # a server cuts off a subscriber at less
+_CODE_CHARS_MAX = 32  # it is logged
 _MORE = object()  # the rest of a message has not come
 
 
@@ -38,7 +39,8 @@ class RefusedError(ConnectionError):
     def __init__(self, text: str) -> None:
         """`text`: as the server sent it; only its first word is kept."""
         first = text.split(" ", 1)[0]
-        self.code = first if first.isascii() and first.isalpha() else "ERR"
+        is_code = len(first) <= _CODE_CHARS_MAX and first.isascii() and first.isalpha()
+        self.code = first if is_code else "ERR"
         super().__init__(self.code)
 
 
@@ -58,6 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = heard
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._reader = libvalkey.Reader(replyError=RefusedError, notEnoughData=_MORE)
+        self._unread_bytes = 0  # of a message that has not ended, with what the reader made of it already
         self._transport: asyncio.Transport | None = None
         # what answers are for, in order; None: a message that was published
         self._asked: deque[asyncio.Future[Any] | None] = deque()
@@ -98,16 +101,18 @@ class Connection(asyncio.BufferedProtocol):
         """As in asyncio."""
         reader = self._reader
         reader.feed(bytes(self._buffer[:nbytes]))
+        self._unread_bytes += nbytes
         while True:
             try:
                 answer = reader.gets()
-            except (libvalkey.LibvalkeyError, ValueError):
+            except (libvalkey.LibvalkeyError, ValueError, TypeError):  # the last: a list as the key of a map
                 self._end(BrokenError("not RESP"))
                 return
             if answer is _MORE:
                 break
+            self._unread_bytes = reader.len()
             self._take(answer)
-        if reader.len() > _UNREAD_BYTES_MAX:
+        if self._unread_bytes > _UNREAD_BYTES_MAX:
             self._end(BrokenError("a message without an end"))
 
     def _take(self, answer: Any) -> None:

@@ -33,6 +33,7 @@ _BACKOFF_S = (0.1, 2.0)
 _DEAF_S = 2.0
 _SENTINEL_S = 2.0  # between two questions to Sentinels
 _CLOSE_S = 0.5
+_PORT_MAX = 65535
 _PORTS = {"sentinel": 26379, "server": 6379}
 
 
@@ -49,15 +50,18 @@ class StoreLink:
 
     async def run(self, heard: link.Heard, joined: Callable[[], None]) -> None:
         """As in `link.Link`."""
+        clock = asyncio.get_running_loop().time
         wait_s = _BACKOFF_S[0]
         while True:
+            began_s = clock()
             try:
                 await self._session(heard, joined)
             except* (OSError, ValueError) as group:  # ValueError: a password file that is no text
                 problem = _problem(group)
             was_connected, self.state.connected = self.state.connected, False
             self.state.carries = False
-            if was_connected:
+            # One that lets us in and turns us out again, as where we may not publish, is no better than none.
+            if was_connected and clock() - began_s > _BACKOFF_S[1]:
                 wait_s = _BACKOFF_S[0]
             if problem != self.state.problem or was_connected:
                 _log.warning(
@@ -148,7 +152,7 @@ class StoreLink:
             match one:
                 case {b"name": bytes(name), b"ip": bytes(ip), b"port": bytes(port), b"flags": bytes(flags)}:
                     if name.decode(errors="replace") == settings.sentinel and b"_down" not in flags:
-                        return ip.decode(), int(port)
+                        return _address(ip, port)
         return None
 
     async def _stays(self, at: resp.Address) -> None:
@@ -208,6 +212,13 @@ def _host(text: str, port: int) -> tuple[str, int]:
     if not colon or "]" in given:
         return text.strip("[]"), port
     return host.strip("[]"), int(given)
+
+
+def _address(ip: bytes, port: bytes) -> tuple[str, int]:
+    """As a Sentinel tells it. Raises: ValueError."""
+    if not 0 < int(port) <= _PORT_MAX:
+        raise ValueError("no port")
+    return ip.decode(), int(port)
 
 
 def _secret(path: str | None) -> str | None:

@@ -230,6 +230,13 @@ async def test_a_picker_that_does_nothing_right_yields_failures_with_words(fault
         assert passed <= done_nothing
 
 
+async def test_a_picker_that_sends_without_end_is_not_listened_to_for_ever() -> None:
+    async with picker("floods") as running, asyncio.timeout(PATIENT_S * 2):
+        report = await look(running.address, only="body-not-json,duplex-echo", wait_s=HANG_S)
+    assert of(report, Result.FAIL) == {"body-not-json", "duplex-echo"}
+    assert "it sent messages without end" in words(report)["body-not-json"]
+
+
 async def test_a_check_with_a_fault_of_its_own_leaves_the_others_their_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -395,6 +402,20 @@ async def test_the_table_says_what_happened_and_how_to_read_it(capsys: pytest.Ca
     assert "1 must failed, 1 should failed, 1 skipped must: pick-equal should: pick-raw-value" in out
     assert "median of 32" in out
     assert "learnt from its answers" in out
+
+
+async def test_a_report_that_can_not_be_written_is_named_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with picker() as running:
+        for option in ("--junit", "--json"):
+            file = tmp_path / "none" / "report"
+            assert await command(running.address, "--only=pick-equal", option, str(file)) == 2
+            out, err = capsys.readouterr()
+            assert "It conforms" in out
+            assert (
+                err == f"kvring conformance: {option} {file}: can't be written: No such file or directory\n"
+            )
 
 
 async def test_a_should_that_fails_is_no_failure_unless_asked_strictly(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from extproc.share import link
 from tests import valkey_server, valve
 
 store = pytest.importorskip("extproc.share.store", reason="needs the extra valkey")
+resp = pytest.importorskip("extproc.share.resp", reason="needs the extra valkey")
 
 ANSWERS = [
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -19,6 +22,7 @@ ANSWERS = [
     b"*x\r\n",
     b":zz\r\n",
     b"-\xff\xfe\r\n",
+    b"%1\r\n*1\r\n+a\r\n+x\r\n",
     b"*3\r\n$9\r\nsubscribe\r\n$6\r\nkvring\r\n:1\r\n+PONG\r\n*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n:5\r\n",
 ]
 
@@ -64,6 +68,106 @@ async def test_what_is_no_store_is_tried_again(answer: bytes) -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         await tries(settings_.Store(url=f"redis://127.0.0.1:{port}", timeout_s=0.2), seen)
+
+
+@pytest.mark.parametrize("message", [b"%1\r\n*1\r\n+a\r\n+x\r\n", b"~1\r\n%0\r\n", b"*x\r\n"])
+async def test_no_message_raises_into_the_loop(message: bytes) -> None:
+    connection = resp.Connection(lambda _: None)
+    feed(connection, message)
+    assert isinstance(connection.gone.exception(), resp.BrokenError)
+
+
+async def test_a_list_without_an_end_is_not_kept() -> None:
+    connection = resp.Connection(lambda _: None)
+    feed(connection, b"*10000000\r\n")
+    piece = b"$4096\r\n" + b"x" * 4096 + b"\r\n"
+    for _ in range(64 * 1024 * 1024 // len(piece) + 1):
+        feed(connection, piece)
+    assert isinstance(connection.gone.exception(), resp.BrokenError)
+
+
+async def test_messages_that_do_end_may_be_many() -> None:
+    heard: list[int] = []
+    connection = resp.Connection(lambda data: heard.append(len(data)))
+    message = b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$60000\r\n" + b"x" * 60000 + b"\r\n"
+    for _ in range(1200):
+        feed(connection, message)
+    assert heard == [60000] * 1200
+    assert not connection.gone.done()
+
+
+async def test_of_a_refusal_only_a_short_first_word_is_kept() -> None:
+    assert resp.RefusedError("NOPERM this user").code == "NOPERM"
+    assert resp.RefusedError("A" * 100_000).code == "ERR"
+
+
+async def test_a_sentinel_that_names_no_port_is_no_end() -> None:
+    seen: asyncio.Queue[None] = asyncio.Queue()
+    told = {b"name": b"main", b"ip": b"127.0.0.1", b"port": b"65536", b"flags": b"master"}
+    masters = b"*1\r\n%4\r\n" + b"".join(
+        b"$%d\r\n%s\r\n" % (len(one), one) for pair in told.items() for one in pair
+    )
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while asked := await reader.read(4096):
+                if b"SENTINEL" in asked:
+                    seen.put_nowait(None)
+                writer.write(masters if b"SENTINEL" in asked else b"%0\r\n")
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await tries(settings_.Store(url=f"redis://127.0.0.1:{port}", sentinel="main", timeout_s=2), seen)
+
+
+async def test_who_is_let_in_and_turned_out_again_waits_longer_each_time() -> None:
+    let_in_s: list[float] = []
+    enough = asyncio.Event()
+    clock = asyncio.get_running_loop().time
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while asked := await reader.read(4096):
+                if b"HELLO" in asked:
+                    writer.write(b"%0\r\n")
+                if b"SUBSCRIBE" in asked:
+                    writer.write(b">3\r\n$9\r\nsubscribe\r\n$6\r\nkvring\r\n:1\r\n")
+                if b"PING" in asked:
+                    let_in_s.append(clock())
+                    writer.write(b"+PONG\r\n")
+                if b"PUBLISH" in asked:
+                    writer.write(b"-NOPERM this user has no permissions\r\n")
+        except OSError:
+            pass
+        finally:
+            writer.close()
+            if len(let_in_s) == 5:
+                enough.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        made = store.StoreLink(settings_.Store(url=f"redis://127.0.0.1:{port}"), lambda: 0.5)
+        running = asyncio.create_task(made.run(lambda _: None, lambda: made.send(b"greeting")))
+        try:
+            await asyncio.wait_for(enough.wait(), 30)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    gaps_s = [after - before for before, after in itertools.pairwise(let_in_s[:5])]
+    assert gaps_s[3] >= 0.75, gaps_s  # 0.1, 0.2, 0.4, 0.8
+    assert made.state.problem == "NOPERM"
+
+
+def feed(connection: Any, data: bytes) -> None:
+    """As the loop does."""
+    for start in range(0, len(data), 65536):
+        piece = data[start : start + 65536]
+        connection.get_buffer(0)[: len(piece)] = piece
+        connection.buffer_updated(len(piece))
 
 
 async def test_a_password_file_that_is_no_text_is_a_problem_and_is_read_again(

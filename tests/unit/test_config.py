@@ -257,7 +257,7 @@ def test_settings_that_would_break_the_ring_or_the_bound_are_refused() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "valkey://valkey", "redis://10.0.0.1:6379", "rediss://a.b.c:6380/", "valkeys://a:1,b:2,[fd00::1]:3",
+        "valkey://valkey", "redis://10.0.0.1:6379", "rediss://a.b.c:6380/", "valkeys://a:1,b:2,[fd00::1]:65535",
         "unix:///run/valkey.sock",
     ],
 )  # fmt: skip
@@ -274,6 +274,8 @@ def test_a_store_is_named_by_its_url(url: str) -> None:
         "valkey://u:secret@a:1",
         "valkey://a:1/0",
         "valkey://a:99999",
+        "valkey://a:65536",
+        "valkey://a:66000",
         "unix://x",
     ],
 )

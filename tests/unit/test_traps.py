@@ -452,5 +452,7 @@ def test_both_files_can_be_checked_at_once_and_none_is_an_error(file, tmp_path, 
     own.write_text('pools: [{endpoints: [{name: a, address: "10.0.0.1:80"}]}]')
     assert cli.main(["check", "--config", str(own), "--envoy", str(file)]) == 0
     assert cli.main(["check", "--config", str(own), "--envoy", str(tmp_path / "none")]) == 2
+    none = f"kvring check: {tmp_path / 'none'}: can't be read: No such file or directory\n"
+    assert capsys.readouterr().err == none
     assert cli.main(["check"]) == 2
     assert "nothing to check" in capsys.readouterr().err
