@@ -9,6 +9,7 @@ Never: an exception for what a picker does; a check longer than its deadline. Ca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -88,7 +89,9 @@ async def _learn(reached: target.Target) -> tuple[tuple[str, ...], Latency | Non
         for number in range(_LEARN):
             on = connection.open()
             began_s = clock()
-            await play.to_pick(on, play.chat(reached, f"learning {number}"))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_deadline_s(reached)):  # messages without end put off every wait's
+                    await play.to_pick(on, play.chat(reached, f"learning {number}"))
             if on.end is not None and on.end.code == "UNIMPLEMENTED":
                 raise target.UnreachableError(
                     f"{reached.settings.address} speaks gRPC, but serves no ext_proc"
@@ -102,10 +105,14 @@ async def _learn(reached: target.Target) -> tuple[tuple[str, ...], Latency | Non
     return tuple(sorted(addresses)), latency
 
 
+def _deadline_s(reached: target.Target) -> float:
+    return max(_CHECK_S, _WAITS * reached.timeout_s)
+
+
 async def _look(check: Check, reached: target.Target) -> Outcome:
     clock = asyncio.get_running_loop().time
     began_s = clock()
-    deadline_s = max(_CHECK_S, _WAITS * reached.timeout_s)
+    deadline_s = _deadline_s(reached)
     try:
         async with asyncio.timeout(deadline_s):
             words = await check.look(reached) or ""

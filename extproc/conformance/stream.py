@@ -24,6 +24,9 @@ from extproc.wire import names
 __all__ = ["Connection", "End", "Mode", "Opening", "Stream"]
 
 _PATH = f"/{names.SERVICE}/{names.METHOD}"
+_UNASKED_BYTES = 4 * 1024 * 1024  # more than an echo, on one stream
+_UNASKED = 200
+_PIECE_BYTES_MIN = 256  # what an echo may be cut into
 _CLOSING_S = 1.0  # how long a picker may take to end a stream that nothing hangs on any more
 
 Mode = pb.BodySendMode
@@ -44,6 +47,8 @@ class End:
             return "it ended the stream"
         if self.code == "STUCK":
             return "it took no more messages"
+        if self.code == "FLOOD":
+            return "it sent messages without end"
         if self.code == "GARBAGE":
             return "it sent bytes that are no ProcessingResponse"
         more = f" ({self.details})" if self.details else ""
@@ -117,6 +122,7 @@ class Stream:
         self._first: pb.ProcessingRequest | None = opening.message()
         self._timeout_s = timeout_s
         self._news = asyncio.Event()
+        self._sent = self._sent_bytes = 0
         self._closed = False  # by us, while it was open
         self.heard: list[Reply] = []
         self.end: End | None = None
@@ -172,6 +178,8 @@ class Stream:
         if self.end is not None:
             return
         data = message if isinstance(message, bytes) else message.SerializeToString()
+        self._sent += 1
+        self._sent_bytes += len(data)
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -252,8 +260,14 @@ class Stream:
         return True
 
     async def _listen(self) -> None:
+        heard_bytes = 0
         try:
             while isinstance(data := await self._call.read(), bytes):  # else it is EOF
+                heard_bytes += len(data)
+                echoes = self._sent + self._sent_bytes // _PIECE_BYTES_MIN
+                if heard_bytes > _UNASKED_BYTES + 4 * self._sent_bytes or len(self.heard) > _UNASKED + echoes:
+                    self.end = End("FLOOD")  # not cancelled, as below
+                    return
                 self.heard.append(Reply(pb.ProcessingResponse.FromString(data)))
                 self._news.set()
             self.end = End((await self._call.code()).name, await self._call.details() or "")

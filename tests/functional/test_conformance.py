@@ -230,6 +230,13 @@ async def test_a_picker_that_does_nothing_right_yields_failures_with_words(fault
         assert passed <= done_nothing
 
 
+async def test_a_picker_that_sends_without_end_is_not_listened_to_for_ever() -> None:
+    async with picker("floods") as running, asyncio.timeout(PATIENT_S * 2):
+        report = await look(running.address, only="body-not-json,duplex-echo", wait_s=HANG_S)
+    assert of(report, Result.FAIL) == {"body-not-json", "duplex-echo"}
+    assert "it sent messages without end" in words(report)["body-not-json"]
+
+
 async def test_a_check_with_a_fault_of_its_own_leaves_the_others_their_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -358,6 +358,8 @@ class Picker:
                     await self.server.stop(0)
                 if "closes" in self.faults:
                     return
+                while "floods" in self.faults:
+                    yield pb.ProcessingResponse(request_trailers=pb.TrailersResponse()).SerializeToString()
                 if "garbage" in self.faults:
                     yield b"\xff\xfe garbage"
                     continue
