@@ -216,8 +216,10 @@ class _Stream:
             yield message
 
     def _allowed(self) -> Sequence[str]:
-        if self.subset is None or "no subset" in self.faults:
+        if self.subset is None:
             return POOL
+        if "no subset" in self.faults:
+            return POOL[:1]  # one alone, for the reason below
         entries = self.subset
         if "no ipv6" in self.faults:
             entries = [entry for entry in entries if not entry.startswith("[")]
