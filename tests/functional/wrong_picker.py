@@ -341,6 +341,7 @@ class Picker:
         self._shared: dict[str, bytes] = {}
         self._turn = asyncio.Lock()
         self.streams = 0
+        self._stopping: asyncio.Task[None] | None = None
         self.server = grpc.aio.server(
             options=[("grpc.max_receive_message_length", (1 if "small" in self.faults else 64) << 20)]
         )
@@ -354,8 +355,8 @@ class Picker:
             async for data in requests:
                 if "hangs" in self.faults:
                     continue
-                if "stops" in self.faults and self.streams > 40:
-                    await self.server.stop(0)
+                if "stops" in self.faults and self.streams > 20:
+                    await self.stop()
                 if "closes" in self.faults:
                     return
                 while "floods" in self.faults:
@@ -404,6 +405,12 @@ class Picker:
             self.tls_address = f"127.0.0.1:{port}"
         await self.server.start()
 
+    async def stop(self) -> None:
+        """Stop at once. A task of its own: a stream that stops the server is cancelled with the others."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self.server.stop(0))
+        await asyncio.shield(self._stopping)
+
 
 @contextlib.asynccontextmanager
 async def picker(*faults: str, credentials: grpc.ServerCredentials | None = None) -> AsyncIterator[Picker]:
@@ -416,4 +423,4 @@ async def picker(*faults: str, credentials: grpc.ServerCredentials | None = None
     try:
         yield running
     finally:
-        await running.server.stop(0)
+        await running.stop()
