@@ -330,4 +330,4 @@ class Tree:
 
 def _answer(block: chain.BlockHash, now: float) -> chain.BlockHash:
     """What names the answer given at `now` to the prompt that ends with `block`: below 0, as no hash is."""
-    return -1 - (block ^ round(now * _MOMENTS_PER_S))
+    return -1 - abs(block ^ round(now * _MOMENTS_PER_S))  # a peer's moment can lie before this clock's 0

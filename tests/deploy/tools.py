@@ -122,7 +122,7 @@ def _fetched(tool: _Tool) -> Path:
     found = hashlib.sha256(program).hexdigest()
     assert found == tool.sha256, f"{tool.name} has sha256 {found}, not the pinned one"
     _CACHE.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}")  # of this process: others may fetch it as well
     part.write_bytes(program)
     part.chmod(0o755)
     part.replace(path)

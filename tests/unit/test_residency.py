@@ -1,5 +1,7 @@
 import math
 
+import pytest
+
 from extproc import chain, pool, residency
 
 A, B = pool.EndpointId("a"), pool.EndpointId("b")
@@ -90,6 +92,15 @@ def test_answers_to_one_prompt_are_several() -> None:
     for at in range(4):
         cache.add(A, blocks("abc"), float(at))
     assert cache.blocks(A) == 3 + 4 * 2
+
+
+@pytest.mark.parametrize("began_s", [-1e6, -0.001, 0.0, 1e6])
+def test_answers_leave_whatever_the_moment_they_were_given_at(began_s: float) -> None:
+    cache = residency.Residency(residency.Capacity(8), 100.0, answer_blocks=2)
+    for number, prompt in enumerate(("abcd", "xyz", "uvw", "abcd")):
+        cache.add(A, blocks(prompt), began_s + number)  # a peer's moment can lie before this clock's 0
+    assert held(cache, "abcd", began_s + 4) == 4
+    assert cache.blocks(A) <= 8
 
 
 def test_a_prompt_taken_back_takes_its_answer_along() -> None:
