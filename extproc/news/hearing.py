@@ -79,7 +79,7 @@ class Hearing:
         sender.began(told.number, hearsay.learn(chooser, endpoint, hashes or (), told, now))
 
     def told(self, batch: message.Batch) -> None:
-        """Keep the chains of a batch of our own too: others build on them, perhaps after they left here, where
+        """Keep the chains of a batch of our own too: others build on them, perhaps when they left here, where
         our own answers took their room, of which others do not know.
         """
         for one in batch.began:
