@@ -52,7 +52,7 @@ class Hearing:
 
     @property
     def kept_blocks(self) -> int:
-        """Blocks of chains told lately, by whomever."""
+        """Blocks of chains told lately."""
         return self._paths.blocks
 
     def place(self, batch: message.Batch, place: int) -> tuple[router.Router, pool.EndpointId] | None:
@@ -77,15 +77,6 @@ class Hearing:
             self.counts.unresolved += 1
             sender.missing.notice(now - peer.OVERLAP_S, now)
         sender.began(told.number, hearsay.learn(chooser, endpoint, hashes or (), told, now))
-
-    def told(self, batch: message.Batch) -> None:
-        """Keep the chains of a batch of our own too: others build on them, perhaps when they left here, where
-        our own answers took their room, of which others do not know.
-        """
-        for one in batch.began:
-            found = self.place(batch, one.place)
-            if found is not None:
-                self._chain(found[0], one.back, one.depth, one.hashes)
 
     def answered(self, batch: message.Batch, told: message.Answered, now: float) -> None:
         """Note where an answer was given."""

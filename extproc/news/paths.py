@@ -1,4 +1,4 @@
-"""Paths: the chains told lately, whoever told them, by last block: so a turn's few blocks find the rest.
+"""Paths: the chains told lately, by their last block, so that the next turn's few blocks find the rest.
 
 Bounded in blocks: the least recently used leave. What is not here is looked for in residency, where it costs
 a walk. Called by: news.view.

@@ -277,7 +277,6 @@ class View:
 
     def _message(self, now: float, *, bye: bool = False) -> bytes:
         batch = self._telling.batch(bye=bye)
-        self._hearing.told(batch)
         self._said_s, self._greets = now, False
         data = message.encode(batch)
         self.counts.told += 1
