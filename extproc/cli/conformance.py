@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import datetime as dt
 import json
 import ssl
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from extproc.bootstrap import address
-from extproc.cli import ranges
+from extproc.cli import progress, ranges
 from extproc.conformance import catalogue, document, report, target
 from extproc.conformance import run as run_
 
@@ -97,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         settings = _settings(args)
         began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        with _progress() as tell:
+        with progress.shown("asking") as tell:
             found = asyncio.run(run_.run(settings, checks, args.jobs, tell))
         console.print(report.drawn(found))
         if args.junit:
@@ -153,24 +150,3 @@ def _tls(args: argparse.Namespace) -> ssl.SSLContext | None:
         context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     return context
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
-    """A bar on stderr that appears with the first share told."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    tasks: list[TaskID] = []
-
-    def tell(share: float) -> None:
-        if not tasks:
-            bar.start()
-            tasks.append(bar.add_task("asking", total=1.0))
-        bar.update(tasks[0], completed=share)
-
-    try:
-        yield tell
-    finally:
-        if tasks:
-            bar.stop()

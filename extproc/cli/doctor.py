@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from extproc.cli import ranges, targets
+from extproc.cli import progress, ranges, targets
 from extproc.doctor import diagnosis, document, finding, gain, promql, sample, saved, series, table
 from extproc.signals import Engine
 
@@ -115,7 +113,7 @@ async def _look(args: argparse.Namespace, asked: targets.Targets) -> int:
     async with asked:
         heard = await _ask(asked, args.save, again=False)
         if args.interval and asked.live and not args.watch:
-            with _progress(f"looking for {args.interval:g} s") as tell:
+            with progress.shown(f"looking for {args.interval:g} s") as tell:
                 await _wait(args.interval, tell)
             later = await _ask(asked, args.save, again=True)
             heard.samples += later.samples
@@ -141,7 +139,7 @@ def _conclude(args: argparse.Namespace, console: Console, heard: targets.Heard, 
         simulate=simulate,
         price=gain.Price(args.gpu_hour_price, args.gpus),
     )
-    with _progress("simulating this fleet") as tell:
+    with progress.shown("simulating this fleet") as tell:
         fleets = diagnosis.diagnose(heard.samples, question, tell)
     if args.json:
         print(json.dumps(document.to_json(fleets, heard.problems), indent=2))
@@ -183,26 +181,6 @@ async def _wait(seconds: float, tell: Callable[[float], None]) -> None:
     while (gone := time.monotonic() - started) < seconds:
         tell(gone / seconds)
         await asyncio.sleep(min(0.25, seconds - gone))
-
-
-@contextlib.contextmanager
-def _progress(text: str) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr that appears with the first share told."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    tasks: list[TaskID] = []
-
-    def tell(share: float) -> None:
-        if not tasks:
-            bar.start()
-            tasks.append(bar.add_task(text, total=1.0))
-        bar.update(tasks[0], completed=share)
-
-    try:
-        yield tell
-    finally:
-        if tasks:
-            bar.stop()
 
 
 def _print_promql(args: argparse.Namespace) -> None:

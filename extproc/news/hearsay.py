@@ -28,9 +28,7 @@ def learn(
             chooser.anchors.count(blocks, now)
         if told.prefills:
             chooser.residency.add(endpoint, blocks, now)
-    if not told.prefills:
-        return chooser.ledger.take(endpoint, told.uncached_tokens, now)
-    if not told.again:
+    if told.prefills and not told.again:
         read = told.prompt_tokens if hashes else 0
         chooser.sent.count(
             endpoint,
@@ -40,15 +38,14 @@ def learn(
             told.cached_tokens,
             read * chooser.settings.bytes_per_token,
         )
-    holds = ledger.footprint(hashes, chooser.block_tokens, told.prompt_tokens)
-    return chooser.ledger.take(endpoint, told.uncached_tokens, now, holds)
+    return lease(chooser, endpoint, hashes, told, now)
 
 
 def lease(
     chooser: router.Router,
     endpoint: pool.EndpointId,
     hashes: tuple[chain.BlockHash, ...],
-    told: message.Open,
+    told: message.Began | message.Open,
     now: float,
 ) -> ledger.Lease:
     """Another replica's lease of a request of this chain, () if it is not known."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from extproc.conformance import play
 from extproc.conformance.check import Check, FailedError, Severity, SkippedError
-from extproc.conformance.stream import Opening, Stream
+from extproc.conformance.stream import Connection, Opening, Stream
 from extproc.conformance.target import Target
 from extproc.pb import kvring_ext_proc_pb2 as pb
 
@@ -42,12 +42,17 @@ async def _cancel(target: Target) -> None:
                 await on.request_body((request.body or b"")[number * 1000 :])
                 await on.until(lambda on=on: on.picked is not None)  # type: ignore[misc]
             on.cancel()
-        after = connection.open()
-        await play.to_pick(after, play.chat(target, "after the cancelled"))
-        try:
-            play.picked(after)
-        except FailedError as error:
-            raise FailedError(f"the next request on the connection: {error}") from None
+        await _next(connection, play.chat(target, "after the cancelled"))
+
+
+async def _next(connection: Connection, request: play.Request) -> None:
+    """The next request on `connection` gets its endpoint. Raises: FailedError."""
+    after = connection.open()
+    await play.to_pick(after, request)
+    try:
+        play.picked(after)
+    except FailedError as error:
+        raise FailedError(f"the next request on the connection: {error}") from None
 
 
 async def _parallel(target: Target) -> str:
@@ -123,12 +128,7 @@ async def _malformed(target: Target) -> None:
             await on.send(data)
             await on.half_close()
             await on.until(lambda on=on: on.end is not None)  # type: ignore[misc]
-        after = connection.open()
-        await play.to_pick(after, play.chat(target, "after the malformed"))
-        try:
-            play.picked(after)
-        except FailedError as error:
-            raise FailedError(f"the next request on the connection: {error}") from None
+        await _next(connection, play.chat(target, "after the malformed"))
 
 
 async def _observed(target: Target) -> None:
