@@ -40,7 +40,7 @@ class Sharing:
 
     def poke(self) -> None:
         """Something may have happened: tell it soon."""
-        if self._entries.presses:
+        if self._timer is None and self._entries.presses:
             self._plan()
 
     async def run(self) -> None:
@@ -90,10 +90,8 @@ class Sharing:
 
     def _plan(self) -> None:
         """Be back when what presses is due."""
-        if self._timer is not None:
-            return
         due_s = self._view.due_s
-        if due_s == math.inf:
+        if self._timer is not None or due_s == math.inf:
             return
         loop = asyncio.get_running_loop()
         wait_s = due_s - self._clock()
@@ -106,7 +104,8 @@ class Sharing:
 
     def _hear(self, data: bytes) -> None:
         self._view.hear(data, self._clock())
-        self._plan()
+        if self._timer is None:
+            self._plan()
 
     def _flush(self) -> None:
         if self._timer is not None:
