@@ -33,11 +33,14 @@ _FORGET_BELOW = 0.5
 
 
 class Hot(msgspec.Struct, frozen=True):
-    """A shared prefix before the anchor: its key, its share of traffic (0..1], blocks up to its end."""
+    """A shared prefix before the anchor: its key, its share of traffic (0..1], blocks up to its end, and how
+    many requests began with it lately (each counts half after a half-life).
+    """
 
     key: int
     share: float
     blocks: int
+    requests: float
 
 
 class Anchor(msgspec.Struct, frozen=True):
@@ -104,7 +107,7 @@ class Anchors:
             if edge.count < least:
                 return Anchor(start, hashes[start], tuple(hot)), True
             position += _common(edge.hashes, hashes, position)
-            hot.append(Hot(hashes[start], edge.count / self._root.count, position))
+            hot.append(Hot(hashes[start], edge.count / self._root.count, position, edge.count))
             if position < start + len(edge.hashes):
                 break
         if not hashes or edge.ended >= least:
@@ -124,7 +127,7 @@ class Anchors:
             if child is None:
                 if edge.grows:  # the chain's rest would become the edge's
                     ended = edge.ended
-                    hot[-1] = Hot(hot[-1].key, hot[-1].share, len(hashes))
+                    hot[-1] = Hot(hot[-1].key, hot[-1].share, len(hashes), hot[-1].requests)
                     break
                 return Anchor(position, hashes[position], tuple(hot))
             edge, start = child, position
@@ -132,7 +135,7 @@ class Anchors:
                 return Anchor(start, hashes[start], tuple(hot))
             common = _common(edge.hashes, hashes, position)
             position += common
-            hot.append(Hot(hashes[start], (edge.count + 1) / total, position))
+            hot.append(Hot(hashes[start], (edge.count + 1) / total, position, edge.count + 1))
             ended = edge.ended + 1
             if common < len(edge.hashes):  # a split: its upper part has ended nobody, and one new child
                 if position < len(hashes):

@@ -19,6 +19,10 @@ from extproc import request as _request
 
 __all__ = ["Key", "explicit", "key_of"]
 
+_COMMON_SHARE = 0.9
+_COMMON_REQUESTS = 4.0
+"""Requests for each endpoint, lately, that make a copy there worth it: one computes it, the rest find it."""
+
 
 class Key(msgspec.Struct, frozen=True):
     """Where a request belongs: ring key [unsigned 64-bit], None if nowhere, and where it came from.
@@ -36,6 +40,16 @@ class Key(msgspec.Struct, frozen=True):
     def shared_blocks(self) -> int:
         """How long the prefix before the anchor is that many have [blocks]."""
         return self.hot[-1].blocks if self.hot else 0
+
+    def common_blocks(self, endpoints: int) -> int:
+        """How long the prefix is that nearly all requests have, so many that each of `endpoints` [>= 1] will
+        soon need it [blocks].
+        """
+        return max(
+            (one.blocks for one in self.hot
+             if one.share >= _COMMON_SHARE and one.requests >= _COMMON_REQUESTS * endpoints),
+            default=0,
+        )  # fmt: skip
 
     @property
     def lone(self) -> int | None:

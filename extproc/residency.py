@@ -44,11 +44,16 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Leading blocks of one chain by endpoint; who is not named holds none. `external`: held for all."""
+    """Leading blocks of one chain by endpoint; who is not named holds none. `external`: held for all.
+
+    `answered`: who holds on its GPU all of an earlier prompt and an answer behind it, where this chain goes
+    on: so it is the conversation's next turn, with that answer in it.
+    """
 
     gpu: Mapping[pool.EndpointId, int]
     host: Mapping[pool.EndpointId, int]
     external: int = 0
+    answered: Collection[pool.EndpointId] = ()
 
     def of(self, endpoint: pool.EndpointId) -> Match:
         """What `endpoint` holds."""
@@ -102,7 +107,9 @@ class Residency:
         if not hashes:
             return NOTHING
         external = self._external.depth(hashes) if self._capacity.external_blocks else 0
-        return Held(self._gpu.held(hashes), self._host.held(hashes), external)
+        gpu, answered = self._gpu.held(hashes)
+        host, _ = self._host.held(hashes)
+        return Held(gpu, host, external, answered)
 
     def match(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> Match:
         """How much of the chain `endpoint` holds at `now` [s, monotonic]."""

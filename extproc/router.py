@@ -14,7 +14,7 @@ Called by: exchange; the simulator; `kvring explain`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -295,7 +295,20 @@ class Router:
             more = (request.tokens - known.cached[index]) / self.block_tokens
             return self.residency.displaced_s(found.names[index], math.ceil(max(more, 0.0)))
 
-        question = self._question(request, known, key, ring_order, turn, chance, displaced_s)
+        def kv_taken(index: int) -> float:
+            return max(
+                known.kv_usage[index], self._survey.kv_taken(found.names[index], footprint, self.settings)
+            )
+
+        if self.unheard and key.by is _choice.KeyedBy.ANCHOR:
+            home = next(ring_order())
+            known.cached[home] = max(known.cached[home], _apart.PRESUMED_SHARE * request.tokens)
+        limits = _apart.limits(self.settings.limits, self.unheard, told=bool(self.signals))
+        question = _policy.Question(
+            known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
+            request.tokens, ring_order, limits, turn, chance, displaced_s, kv_taken,
+            key.common_blocks(len(found)) * self.block_tokens,
+        )  # fmt: skip
         pick = _policy.POLICIES[name](question)
         endpoint = found.endpoints[pick.index]
         cached = question.cached[pick.index]
@@ -335,16 +348,3 @@ class Router:
     def block_tokens(self) -> float:
         """Tokens in a block of the chain, estimated."""
         return self.settings.block_bytes / self.settings.bytes_per_token
-
-    def _question(
-        self, request: Request, known: _survey.Columns, key: _Key,
-        ring_order: _policy.RingOrder, turn: int, chance: float, displaced_s: Callable[[int], float],
-    ) -> _policy.Question:  # fmt: skip
-        if self.unheard and key.by is _choice.KeyedBy.ANCHOR:
-            home = next(ring_order())
-            known.cached[home] = max(known.cached[home], _apart.PRESUMED_SHARE * request.tokens)
-        limits = _apart.limits(self.settings.limits, self.unheard, told=bool(self.signals))
-        return _policy.Question(
-            known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
-            request.tokens, ring_order, limits, turn, chance, displaced_s,
-        )  # fmt: skip

@@ -4,7 +4,8 @@
 
 `inflight` includes requests of others that the engine tells, `share` is 1 but for endpoints that are new (see
 `ramp`). Of the prompt's tokens those count as cached that some tier holds, less the time it takes to load
-them. KV usage is what open requests and this one would hold, as counted here or as the engine tells,
+them; where it goes on behind an earlier prompt, the answer to that one too, as long as answers are expected
+to be. KV usage is what open requests and this one would hold, as counted here or as the engine tells,
 whichever is more.
 
 Grows with the candidates: some tenths of a microsecond each; nothing is made for a candidate.
@@ -104,6 +105,12 @@ class Survey:
                 size = self._kv_tokens.get(name, settings.kv_tokens)
                 known.kv_usage[index] = max(known.kv_usage[index], taken / size)
 
+    def kv_taken(
+        self, endpoint: pool.EndpointId, footprint: _ledger.Footprint, settings: tuning.Settings
+    ) -> float:
+        """Share of the KV cache of `endpoint` that open requests counted here and this one would hold."""
+        return self._ledger.kv_after(endpoint, footprint) / self._kv_tokens.get(endpoint, settings.kv_tokens)
+
     def _add_foreign(
         self, found: _candidates.Candidates, inflight: list[int], now: float
     ) -> list[float] | None:
@@ -157,6 +164,14 @@ def _cached(
         cached = [
             (match.any_blocks - (match.any_blocks - match.gpu_blocks) * cost) * per_block for match in matches
         ]
+    if held.answered:
+        answer_tokens = (
+            _ledger.OUTPUT_TOKENS + per_block / 2
+        )  # and what of the earlier prompt filled no block
+        for name in held.answered:
+            index = found.position.get(name)
+            if index is not None:
+                cached[index] += answer_tokens
     if request.unread_tokens and len(request.chain):
         # Who holds all we can see holds, most likely, the rest.
         for index, name in enumerate(found.names):

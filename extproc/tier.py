@@ -1,8 +1,9 @@
 """Tier: the blocks of one tier of all endpoints: a tree for each endpoint, and who holds which block.
 
 A tree holds whole starts of prompts: blocks leave least recently used first, of one path the deepest first.
-Behind a prompt stand the blocks that its answer fills. Nobody finds them, as their hashes are not known, but
-engines keep them as they keep prompts, and drop older blocks for them. Along a chain the holders only become
+Behind a prompt stand the blocks that its answer fills. Their hashes are not known, but engines keep them as
+they keep prompts, and drop older blocks for them; and a prompt that goes on behind all of an earlier one is
+the next turn of its conversation, which has that answer in it. Along a chain the holders only become
 fewer, so that who holds how much of it is found for all endpoints at once: one bisection, O(log blocks), for
 each place where they change, and not one for each endpoint.
 
@@ -30,8 +31,9 @@ _NAMES_MAX = 1024  # sets of holders whose names are remembered
 class Tier:
     """One tier of all endpoints.
 
-    `holders`: by block, a bit for each endpoint that holds it; never 0. `owners`: whose bit is which, `free`:
-    bits of endpoints that left. `names`: who stands behind a set of bits, of those asked for lately.
+    `holders`: by block, a bit for each endpoint that holds it; by the complement (~) of a prompt's end, one
+    for each that holds an answer to it; never 0. `owners`: whose bit is which, `free`: bits of endpoints that
+    left. `names`: who stands behind a set of bits, of those asked for lately.
     """
 
     trees: dict[pool.EndpointId, Tree] = field(default_factory=dict)
@@ -57,9 +59,14 @@ class Tier:
             self.free.append(tree.bit.bit_length() - 1)
             self.names.clear()
 
-    def held(self, hashes: tuple[chain.BlockHash, ...]) -> dict[pool.EndpointId, int]:
-        """Leading blocks of a chain [not empty] by endpoint, of those that hold any."""
+    def held(
+        self, hashes: tuple[chain.BlockHash, ...]
+    ) -> tuple[dict[pool.EndpointId, int], tuple[pool.EndpointId, ...]]:
+        """Leading blocks of a chain [not empty] by endpoint, of those that hold any; and who of them holds an
+        answer behind, where the chain goes on.
+        """
         found: dict[pool.EndpointId, int] = {}
+        answered = 0
         holders = self.holders
         depth, bits = 0, holders.get(hashes[0], 0)
         while bits:
@@ -72,8 +79,12 @@ class Tier:
                     high = middle - 1
             depth = low + 1
             found.update(dict.fromkeys(self._named(bits), depth))
-            bits = holders.get(hashes[depth], 0) if depth < len(hashes) else 0
-        return found
+            if depth == len(hashes):
+                break
+            further = holders.get(hashes[depth], 0)
+            answered |= holders.get(~hashes[depth - 1], 0) & bits & ~further
+            bits = further
+        return found, self._named(answered) if answered else ()
 
     def _named(self, bits: int) -> tuple[pool.EndpointId, ...]:
         names = self.names.get(bits)
@@ -99,7 +110,7 @@ class Recent:
 
 
 class _Node:
-    __slots__ = ("block", "children", "depth", "parent", "queued", "size", "used_s")
+    __slots__ = ("answers", "block", "children", "depth", "parent", "queued", "size", "used_s")
 
     def __init__(self, block: chain.BlockHash, parent: _Node | None, depth: int, used_s: float) -> None:
         self.block = block
@@ -107,6 +118,7 @@ class _Node:
         self.depth = depth
         self.used_s = used_s
         self.children = 0
+        self.answers = 0  # of the children
         self.queued = False
         self.size = 1  # blocks; more only of an answer
 
@@ -153,7 +165,7 @@ class Tree:
         if not hashes:
             return 0
         held = self.depth(hashes)
-        nodes, holders, bit = self._nodes, self._holders, self.bit
+        nodes = self._nodes
         node: _Node | None = None
         if held:
             node = nodes[hashes[held - 1]]
@@ -166,8 +178,7 @@ class Tree:
             if node is not None:
                 node.children += 1
             node = nodes[block] = _Node(block, node, depth, now)
-            others = holders.get(block)
-            holders[block] = bit if others is None else others | bit
+            self._hold(block)
         if node is not None and answer_blocks:
             node = self._answer(node, answer_blocks, now)
         if node is not None:
@@ -184,6 +195,9 @@ class Tree:
             node = self._nodes[block] = _Node(block, prompt, prompt.depth + 1, now)
             node.size = count
             self._answered += count - 1
+            prompt.answers += 1
+            if prompt.answers == 1:
+                self._hold(~prompt.block)
         return node
 
     def retract(self, hashes: tuple[chain.BlockHash, ...], held: int, noted_s: float) -> None:
@@ -220,11 +234,20 @@ class Tree:
         self._nodes.clear()
         self._leaves.clear()
 
+    def _hold(self, block: chain.BlockHash) -> None:
+        self._holders[block] = self._holders.get(block, 0) | self.bit
+
     def _let_go(self, node: _Node) -> None:
         block = node.block
-        if block < 0:  # of an answer: nobody's to find
+        if block < 0:  # of an answer
             self._answered -= node.size - 1
-            return
+            prompt = node.parent
+            if prompt is None:
+                return
+            prompt.answers -= 1
+            if prompt.answers:
+                return
+            block = ~prompt.block
         others = self._holders[block] & ~self.bit
         if others:
             self._holders[block] = others

@@ -83,7 +83,7 @@ class EndpointView:
 
     `share`: see `ramp`; `signal`: the newest, however old; `sent`: totals; `oldest_lease_s`: age [s], None
     without an open request; `work`: load in one number [tokens]; `filled`: its load over the pool's bound
-    [ratio]: at 1 it takes no more.
+    [ratio]: from 1 on it takes no more, but up to 1.5 where leaving is dear (see `policy.cost`).
     """
 
     endpoint: pool.Endpoint

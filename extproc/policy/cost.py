@@ -1,11 +1,12 @@
 """Cost policy: the endpoint where this prompt costs least, in tokens of prefill.
 
-    cost = pending + 2 * new + 64 * inflight + kv_tokens / 16
+    cost = pending + 2 * new + inflight * (64 + new / 4) + kv_tokens / 16
            + 4 * max(0, kv_usage - 0.9) * (prompt + pending + 512)
 
 pending: tokens waiting for prefill there; new: this prompt's tokens not cached there; inflight: open
 requests; kv_tokens: what these hold of the KV cache, shared prefixes once; kv_usage: share of the cache that
-they and this prompt would hold, above 1 where it does not fit.
+they and this prompt would hold, above 1 where it does not fit. What nearly all prompts begin with is new
+nowhere: every endpoint computes it once, sooner or later, and those that did first are not to serve all.
 
 Costs that differ by less than a block are equal. Of these the one is taken that has room in its cache for
 what the prompt adds, or would drop for it what was used longest ago; of equals again the first in ring order.
@@ -13,12 +14,15 @@ So a prompt that nobody holds goes home while caches have room, and evicts least
 
 A safety cap on open requests, max(8, 2 * mean), keeps one endpoint from decoding for all. It counts requests
 and not work: an endpoint that computes one long document must not turn away the readers of those it holds.
+To leave the endpoint with the least cost can be dearer than to be one more there: where its cache has room,
+and every other costs 6,144 tokens more, it takes half as many again.
 
-Why 2 * new: a miss also evicts what others need. Why two terms for open requests: a step of decoding takes a
-time for each, and reads the KV of each; where prompts are short the second is nothing, and staying warm is
-worth more. Why the last term: an endpoint short of KV space soon queues, and one where the prompt does not
-fit queues at once; but waiting there can still be cheaper than computing a long prompt again, so that it is a
-cost and no filter. Measured: docs/decisions/0012-cap-on-open-requests.md, 0014-tails-by-cause.md.
+Why 2 * new: a miss also evicts what others need. Why three terms for open requests: what is computed beside
+them delays each; a step of decoding takes a time for each, and reads the KV of each. Where prompts are short
+the last is nothing, and staying warm is worth more. Why the last line: an endpoint short of KV space soon
+queues, and one where the prompt does not fit queues at once; but waiting there can still be cheaper than
+computing a long prompt again, so that it is a cost and no filter. Measured:
+docs/decisions/0012-cap-on-open-requests.md, 0014-tails-by-cause.md, 0015-what-all-prompts-share.md.
 What they trade: docs/routing.md.
 """
 
@@ -42,8 +46,13 @@ _EQUALS_SEEN = 8
 _EQUAL_TOKENS = 64.0
 _NEW_WEIGHT = 2.0
 _INFLIGHT_TOKENS = 64.0
+_DELAYED_WEIGHT = 1 / 4
 _KV_HELD_WEIGHT = 1 / 16
 _KV_SHORT_WEIGHT = 4.0
+
+_STAY_TOKENS = 6144.0  # more than a prompt costs that has fewer than some 3,000 new tokens elsewhere
+_STAY_FACTOR = 1.5
+_STAY_KV_SHARE = 0.5
 
 
 def pick(asked: question.Question) -> question.Pick:
@@ -51,7 +60,6 @@ def pick(asked: question.Question) -> question.Pick:
     costs = _costs(asked)
     allowed = _below_cap(asked, costs)
     least = min(allowed)
-    reason = question.Reason.OVERFLOW if least > min(costs) else None
     equal = [index for index, cost in enumerate(allowed) if cost <= least + _EQUAL_TOKENS]
     index = equal[0] if len(equal) == 1 else _first(asked, equal, allowed)
     steps = STEPS_COUNTED
@@ -59,7 +67,9 @@ def pick(asked: question.Question) -> question.Pick:
         if other == index:
             steps = passed
             break
-    reason = reason or (question.Reason.WARM if steps else question.Reason.HOME)
+    reason = question.Reason.WARM if steps else question.Reason.HOME
+    if least > (cheapest := min(costs)) and costs[index] > cheapest:
+        reason = question.Reason.OVERFLOW
     return question.Pick(index, reason, steps, tuple(costs))
 
 
@@ -78,7 +88,7 @@ def cap(asked: question.Question) -> float:
 
 
 def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
-    """The costs, infinite where the cap forbids; all of them if it forbids everybody."""
+    """The costs, infinite where the cap forbids, higher where it stretches; all if it forbids everybody."""
     room_below = cap(asked)
     if max(asked.inflight) < room_below:
         return costs
@@ -86,17 +96,37 @@ def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
         cost if ledger.has_room(requests, room_below) else math.inf
         for cost, requests in zip(costs, asked.inflight, strict=True)
     ]
-    return costs if min(allowed) == math.inf else allowed
+    least = min(allowed)
+    if least == math.inf:
+        return costs
+    for index, cost in enumerate(costs):
+        if cost + _STAY_TOKENS < least and _may_stay(asked, index, room_below):
+            allowed[index] = cost + _STAY_TOKENS
+    return allowed
+
+
+def _may_stay(asked: question.Question, index: int, room_below: float) -> bool:
+    return (
+        ledger.has_room(asked.inflight[index], _STAY_FACTOR * room_below)
+        and asked.kv_taken(index) <= _STAY_KV_SHARE
+    )
 
 
 def _costs(asked: question.Question) -> list[float]:
     """What the prompt costs at each candidate [tokens, >= 0]."""
     prompt = asked.prompt_tokens
-    uncached = _NEW_WEIGHT * prompt
+    cached = asked.cached
+    if asked.common_tokens:
+        common = min(asked.common_tokens, prompt)
+        cached = [max(tokens, common) for tokens in cached]
+    # in one expression for each: with 256 candidates this is most of what choosing takes
     costs = [
-        uncached + pending + _INFLIGHT_TOKENS * requests + _KV_HELD_WEIGHT * held - _NEW_WEIGHT * cached
-        for pending, requests, held, cached in zip(
-            asked.pending, asked.inflight, asked.kv_tokens, asked.cached, strict=True
+        pending
+        + (_NEW_WEIGHT + _DELAYED_WEIGHT * requests) * (prompt - held)
+        + _INFLIGHT_TOKENS * requests
+        + _KV_HELD_WEIGHT * kv_tokens
+        for pending, requests, kv_tokens, held in zip(
+            asked.pending, asked.inflight, asked.kv_tokens, cached, strict=True
         )
     ]
     if max(asked.kv_usage) > question.KV_USAGE_FREE:

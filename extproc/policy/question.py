@@ -63,7 +63,10 @@ class Question(msgspec.Struct, frozen=True):
 
     `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1). `displaced_s`: of
     the candidate at a position, when that was last used which it would drop next for the prompt [s,
-    monotonic]; -inf where it has room.
+    monotonic]; -inf where it has room. `kv_taken`: what `kv_usage` is for that candidate, exact.
+
+    `common_tokens`: what nearly all prompts begin with [>= 0]. Each
+    endpoint will need it soon, so that it is no reason to stay with those that have it already.
     """
 
     inflight: Sequence[float]
@@ -78,6 +81,8 @@ class Question(msgspec.Struct, frozen=True):
     turn: int
     chance: float
     displaced_s: Callable[[int], float] = lambda _: -math.inf
+    kv_taken: Callable[[int], float] = lambda _: 0.0
+    common_tokens: float = 0.0
 
 
 class Pick(msgspec.Struct, frozen=True):

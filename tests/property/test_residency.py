@@ -45,6 +45,26 @@ def key_of(path: str) -> int:
 
 
 TEXT = st.text("ab", max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(TEXT, st.booleans()), max_size=20))
+def test_only_what_goes_on_behind_a_whole_prompt_finds_its_answer(steps: list[tuple[str, bool]]) -> None:
+    cache = residency.Residency(residency.Capacity(1000), IDLE_S, answer_blocks=2)
+    prompts: list[str] = []
+    for now, (text, back) in enumerate(steps):
+        before = cache.match(A, blocks(text), 0.0).gpu_blocks
+        cache.add(A, blocks(text), now * 1e-6)
+        if back:
+            cache.retract(A, blocks(text), before, now * 1e-6)
+        else:
+            prompts.append(text)
+        for asked, _ in steps:
+            depth = cache.match(A, blocks(asked), 0.0).gpu_blocks
+            follows = 0 < depth < len(asked) and asked[:depth] in prompts
+            assert (A in cache.held(blocks(asked), 0.0).answered) is follows
+
+
 STEPS = st.lists(st.tuples(TEXT, st.sampled_from([0.0, 0.5, 3.0, 11.0])), max_size=30)
 
 
@@ -124,8 +144,8 @@ def test_what_is_taken_back_leaves_whole_starts_and_no_more_than_before(
     st.lists(st.tuples(st.sampled_from("abc"), TEXT, st.sampled_from([0.0, 3.0, 11.0])), max_size=30),
 )
 def test_all_endpoints_at_once_are_as_each_alone(capacity: int, steps: list[tuple[str, str, float]]) -> None:
-    together = residency.Residency(residency.Capacity(capacity), IDLE_S)
-    alone = {name: residency.Residency(residency.Capacity(capacity), IDLE_S) for name in "abc"}
+    together = residency.Residency(residency.Capacity(capacity), IDLE_S, answer_blocks=2)
+    alone = {name: residency.Residency(residency.Capacity(capacity), IDLE_S, 2) for name in "abc"}
     now = 0.0
     for name, text, wait_s in steps:
         now += wait_s
@@ -138,9 +158,9 @@ def test_all_endpoints_at_once_are_as_each_alone(capacity: int, steps: list[tupl
         for asked in {text for _, text, _ in steps}:
             held = together.held(blocks(asked), now)
             for each, cache in alone.items():
-                assert held.of(pool.EndpointId(each)) == cache.match(
-                    pool.EndpointId(each), blocks(asked), now
-                )
+                endpoint, own = pool.EndpointId(each), cache.held(blocks(asked), now)
+                assert held.of(endpoint) == own.of(endpoint)
+                assert (endpoint in held.answered) is (endpoint in own.answered)
     for name in "abc":
         together.forget(pool.EndpointId(name))
     assert not together._gpu.holders

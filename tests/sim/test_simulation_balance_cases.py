@@ -264,10 +264,7 @@ class TestEmptyCache:
 
 
 class TestLittleToShare:
-    """B10: a quarter shares a prefix, or all one: TTFT stays within about 5 % of round robin.
-
-    Where all share one, 5.7 % are lost: 1 ms of 19, since two requests meet where others are idle.
-    """
+    """B10: a quarter shares a prefix, or all one: TTFT stays within 5 % of round robin."""
 
     @pytest.mark.parametrize("share", [0.26, 1.0])
     @pytest.mark.parametrize(
@@ -287,7 +284,7 @@ class TestLittleToShare:
         asked = made_of(traffic, models=(LARGE,) * 8, duration_s=20.0, warmup_s=4.0)
         turns = staged.measure(asked, "round_robin")
         ours = staged.measure(staged.with_settings(asked, **settings), name)
-        assert (ours.ttft_mean_ms <= 1.06 * turns.ttft_mean_ms) is holds
+        assert (ours.ttft_mean_ms <= 1.05 * turns.ttft_mean_ms) is holds
 
 
 class TestPoints:

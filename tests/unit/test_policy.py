@@ -41,6 +41,8 @@ def ask(
     turn: int = 0,
     chance: float = 0.0,
     displaced_s: Sequence[float] | None = None,
+    kv_taken: Sequence[float] | None = None,
+    common_tokens: float = 0.0,
 ) -> policy.Pick:
     def ring_order() -> Iterator[int]:
         return iter(range(len(candidates)) if order is None else order)
@@ -53,6 +55,8 @@ def ask(
         turn=turn,
         chance=chance,
         displaced_s=lambda index: -math.inf if displaced_s is None else displaced_s[index],
+        kv_taken=lambda index: 0.0 if kv_taken is None else kv_taken[index],
+        common_tokens=common_tokens,
     )
     return policy.POLICIES[name](question)
 
@@ -115,14 +119,54 @@ def test_cost_leaves_a_warm_endpoint_when_waiting_there_costs_more() -> None:
     assert ask("cost", [less, *IDLE[1:]], limits=policy.Limits(3.0, 1e9)).index == 0
 
 
-def test_cost_never_goes_over_the_cap_while_another_has_room() -> None:
-    candidates = [candidate(8, cached=100_000.0), *(candidate(1) for _ in range(3))]
-    pick = ask("cost", candidates, prompt_tokens=100_000)
+def test_cost_goes_elsewhere_from_the_cap_on() -> None:
+    candidates = [candidate(8, cached=2000.0), *(candidate(1) for _ in range(3))]
+    pick = ask("cost", candidates, prompt_tokens=2000)
     assert pick.costs[0] < min(pick.costs[1:])
     # 8 open requests against max(8, 2 * (11 + 1) / 4)
     assert (pick.index, pick.reason) == (1, policy.Reason.OVERFLOW)
     candidates[3] = candidate(12)
-    assert ask("cost", candidates, prompt_tokens=100_000).index == 0  # 2 * (22 + 1) / 4
+    assert ask("cost", candidates, prompt_tokens=2000).index == 0  # 2 * (22 + 1) / 4
+
+
+@pytest.mark.parametrize(
+    ("open_requests", "kv_share", "prompt_tokens", "stays"),
+    [
+        (8, 0.5, 4000, True),
+        (11, 0.5, 4000, True),
+        (12, 0.5, 4000, False),  # half as many again as max(8, 2 * (12 + 4) / 4)
+        (8, 0.51, 4000, False),  # its cache has no room for more to decode
+        (8, 0.5, 2900, False),  # 2.25 * 2900 + 64 less 512: others cost 6,077 tokens more
+        (8, 0.5, 3000, True),  # 6,302 tokens more
+    ],
+)
+def test_the_cap_is_stretched_where_leaving_is_dearer(
+    open_requests: int,
+    kv_share: float,
+    prompt_tokens: float,
+    stays: bool,  # noqa: FBT001
+) -> None:
+    warm = candidate(open_requests, cached=prompt_tokens)
+    candidates = [warm, *(candidate(1) for _ in range(3))]
+    pick = ask("cost", candidates, prompt_tokens, kv_taken=[kv_share, 0, 0, 0])
+    assert (pick.index == 0) is stays
+    assert (pick.reason is policy.Reason.OVERFLOW) is not stays
+
+
+def test_what_nearly_all_prompts_begin_with_keeps_nobody() -> None:
+    warm = [candidate(4, cached=1500.0), *IDLE[1:]]
+    assert ask("cost", warm, 1600).index == 0
+    assert ask("cost", warm, 1600, common_tokens=1500).index == 1
+    assert ask("cost", [candidate(4, cached=1600.0), *IDLE[1:]], 2500, common_tokens=1500).costs[0] == (
+        pytest.approx(4 * 64 + 3 * 900)
+    )
+    assert ask("cost", IDLE, 1000, common_tokens=1500).costs == (0,) * 4  # it ends within what is common
+
+
+def test_a_long_new_prompt_keeps_away_from_where_it_delays_many() -> None:
+    candidates = [candidate(4), candidate(0, pending=3000), *(candidate(5) for _ in range(2))]
+    assert ask("cost", candidates, 1000).index == 0  # 4 * (64 + 250)
+    assert ask("cost", candidates, 3000).index == 1  # 4 * (64 + 750)
 
 
 def test_cost_does_not_turn_readers_away_because_a_document_is_being_computed() -> None:
@@ -133,7 +177,7 @@ def test_cost_does_not_turn_readers_away_because_a_document_is_being_computed() 
 
 def test_cost_is_the_documented_sum() -> None:
     held = candidate(inflight=3, pending=700, cached=400.0, kv_usage=1.0, kv_tokens=8000)
-    expected = 700 + 2 * 600 + 64 * 3 + 8000 / 16 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
+    expected = 700 + 2 * 600 + 3 * (64 + 600 / 4) + 8000 / 16 + 4 * (1.0 - 0.9) * (1000 + 700 + 512)
     assert ask("cost", [held]).costs == (pytest.approx(expected),)
 
 
@@ -163,7 +207,7 @@ def test_costs_within_a_block_are_equal() -> None:
 
 
 def test_who_is_over_the_cap_is_none_of_the_equals() -> None:
-    over = [candidate(8, cached=300.0), *(candidate(1) for _ in range(3))]
+    over = [candidate(8, cached=900.0), *(candidate(1) for _ in range(3))]
     pick = ask("cost", over, order=[0, 1, 2, 3], displaced_s=[1.0, 99.0, 50.0, 99.0])
     assert pick.costs[0] < min(pick.costs[1:])
     assert (pick.index, pick.reason) == (2, policy.Reason.OVERFLOW)

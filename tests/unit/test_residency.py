@@ -111,6 +111,20 @@ def test_a_prompt_taken_back_takes_its_answer_along() -> None:
     assert (held(cache, "abcd", 1.0), cache.blocks(A)) == (2, 2 + 2)
 
 
+def test_the_next_turn_of_a_conversation_finds_its_answer() -> None:
+    cache = residency.Residency(residency.Capacity(9), 100.0, answer_blocks=2)
+    cache.add(A, blocks("abcd"), 0.0)
+    assert cache.held(blocks("abcdef"), 0.0).answered == (A,)
+    assert not cache.held(blocks("abcd"), 0.0).answered  # the same again: its answer is yet to come
+    assert not cache.held(blocks("abxy"), 0.0).answered  # leaves within the prompt
+    cache.add(B, blocks("ab"), 0.0)
+    assert set(cache.held(blocks("abcdef"), 0.0).answered) == {A, B}
+    assert cache.held(blocks("abxy"), 0.0).answered == (B,)
+    cache.add(A, blocks("klm"), 1.0)  # 11 blocks for 9: the older answer goes
+    assert cache.held(blocks("abcdef"), 1.0).answered == (B,)
+    assert cache.match(A, blocks("abcdef"), 1.0).gpu_blocks == 4
+
+
 def test_nobody_is_told_of_answers() -> None:
     cache = residency.Residency(residency.Capacity(20), 100.0, answer_blocks=2)
     cache.add(A, blocks("abc"), 0.0)

@@ -109,6 +109,41 @@ def test_few_in_flight_do_not_bounce_a_conversation(policy: str) -> None:
         assert visit(chooser, asked, 200.0 + turn) == home
 
 
+def test_the_next_turn_counts_on_the_answer_to_the_one_before() -> None:
+    chooser = start("cost", 1)
+    visit(chooser, chat(text(1, 4096)))
+    again = send(chooser, chat(text(1, 4096))).choice
+    longer = send(chooser, chat(text(1, 4096), text(2, 4096))).choice
+    other = send(chooser, chat(text(1, 2100), text(3, 4096))).choice
+    block = int(chooser.block_tokens)
+    assert again.cached_tokens == 16 * block
+    assert longer.cached_tokens == 16 * block + ledger.OUTPUT_TOKENS + block / 2
+    assert other.cached_tokens == 8 * block  # another conversation: it leaves within the prompt
+    short = send(chooser, chat(text(1, 4096), text(2, 4096), "x")).choice
+    assert short.cached_tokens <= short.prompt_tokens
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_what_nearly_all_prompts_begin_with_is_soon_everywhere(share: float) -> None:
+    chooser = start("cost")
+    system = text(0, 8192)
+    used: list[str] = []
+    for number in range(200):
+        all_share = number % 10 < 10 * share
+        asked = chat(system if all_share else text(10_000 + number, 8192), text(1 + number, 600))
+        endpoint = visit(chooser, asked)
+        used += [endpoint] if all_share else []
+    assert (len(set(used)) == N) is (share > 0.9)
+
+
+def test_few_requests_make_nothing_common() -> None:
+    chooser = start("cost")
+    system = text(0, 8192)
+    first = {visit(chooser, chat(system, text(number, 600))) for number in range(4 * N - 1)}
+    then = {visit(chooser, chat(system, text(number, 600))) for number in range(100, 200)}
+    assert (len(first), len(then)) == (1, N)
+
+
 @pytest.mark.parametrize("policy", KEYED)
 def test_idle_pool_spreads_keys_and_knows_no_default_endpoint(policy: str) -> None:
     chooser = start(policy)
