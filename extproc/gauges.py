@@ -230,7 +230,10 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
         lambda view, _: _one(view.work),
     ),
     (
-        _Family("kvring_bound_ratio", "Load over the bound of the pool's policy; from 1 on it takes no more, but where leaving is dear."),
+        _Family(
+            "kvring_bound_ratio",
+            "Load over the bound of the pool's policy; at 1 it takes no more, unless leaving is dear.",
+        ),
         lambda view, _: _one(view.filled),
     ),
     (

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from extproc import chain, pool, tier
+from extproc.tree import Recent, Tree
 
 __all__ = ["NOTHING", "Capacity", "Held", "Match", "Residency"]
 
@@ -94,10 +95,10 @@ class Residency:
         self._idle_s = idle_s
         self._gpu = tier.Tier()
         self._host = tier.Tier()
-        self._external = tier.Tree(capacity.external_blocks, {}, 1)
+        self._external = Tree(capacity.external_blocks, {}, 1)
         self._sizes: dict[pool.EndpointId, tuple[int, int]] = {}
         # (no leaf of it was used before, number, tree), one a tree that is not empty
-        self._due: list[tuple[float, int, tier.Tree]] = []
+        self._due: list[tuple[float, int, Tree]] = []
         self._filled = 0  # how often an empty tree got blocks; tells entries of one time apart
 
     def held(self, blocks: chain.Chain, now: float) -> Held:
@@ -186,7 +187,7 @@ class Residency:
                 return found
         return ()
 
-    def recent(self, endpoint: pool.EndpointId, oldest_s: float, now: float) -> Iterator[tier.Recent]:
+    def recent(self, endpoint: pool.EndpointId, oldest_s: float, now: float) -> Iterator[Recent]:
         """What the gpu tier of `endpoint` holds that was used since `oldest_s`, the latest first.
 
         Each block once. Lazy, and what leaves meanwhile is left out.
@@ -197,7 +198,7 @@ class Residency:
     def _size(self, endpoint: pool.EndpointId) -> tuple[int, int]:
         return self._sizes.get(endpoint, (self._capacity.gpu_blocks, self._capacity.host_blocks))
 
-    def _fill(self, tree: tier.Tree, blocks: chain.Chain, now: float) -> int:
+    def _fill(self, tree: Tree, blocks: chain.Chain, now: float) -> int:
         was_empty = not len(tree)
         answer_blocks = 0 if tree is self._external else self._answer_blocks
         held = tree.add(blocks.hashes, now, answer_blocks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc import chain, pool, router, tier
+from extproc import chain, pool, router, tree
 from extproc.news import hearsay, message, paths, peer
 
 __all__ = ["Counts", "Hearing"]
@@ -115,7 +115,7 @@ class Hearing:
             if hashes:
                 hearsay.recall(chooser, endpoint, hashes, now - one.age_s)
 
-    def recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, tier.Recent]]:
+    def recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, tree.Recent]]:
         """What endpoints hold that was used since `oldest_s`, of each the latest first, in turn."""
         walks = [
             (name, endpoint.id, one.residency.recent(endpoint.id, oldest_s, now))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc import outbox, pool, router, tier
+from extproc import outbox, pool, router, tree
 from extproc.news import message
 
 __all__ = ["BLOCKS_PER_ANSWER", "Telling"]
@@ -35,7 +35,7 @@ class _Answer:
     """Who asked, and what is still to be told."""
 
     to: int
-    held: Iterator[tuple[str, pool.EndpointId, tier.Recent]]
+    held: Iterator[tuple[str, pool.EndpointId, tree.Recent]]
     blocks_left: int = BLOCKS_PER_ANSWER
 
 
@@ -95,7 +95,7 @@ class Telling:
         before = self._asks.get(to, (False, -1.0))
         self._asks[to] = before[0] or leases, max(before[1], since_s)
 
-    def answer(self, to: int, held: Iterator[tuple[str, pool.EndpointId, tier.Recent]]) -> None:
+    def answer(self, to: int, held: Iterator[tuple[str, pool.EndpointId, tree.Recent]]) -> None:
         """Tell `to` what endpoints hold, in parts; beyond some answers at once none is begun."""
         if len(self._answers) < _ANSWERS_MAX:
             self._answers.append(_Answer(to, held))
