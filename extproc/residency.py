@@ -146,6 +146,8 @@ class Residency:
         """Drop what died with the endpoint's process: its gpu and host tiers."""
         self._gpu.forget(endpoint)
         self._host.forget(endpoint)
+        self._due = [due for due in self._due if len(due[2])]
+        heapq.heapify(self._due)
 
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`."""
