@@ -141,13 +141,13 @@ class Residency:
                 tree.retract(blocks.hashes, held, noted_s)
                 if not len(tree):  # a tree is due once: this one ends, the next prompt begins another
                     each.forget(endpoint)
+                    self._drop_empty()
 
     def forget(self, endpoint: pool.EndpointId) -> None:
         """Drop what died with the endpoint's process: its gpu and host tiers."""
         self._gpu.forget(endpoint)
         self._host.forget(endpoint)
-        self._due = [due for due in self._due if len(due[2])]
-        heapq.heapify(self._due)
+        self._drop_empty()
 
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`."""
@@ -208,6 +208,10 @@ class Residency:
             self._filled += 1
             heapq.heappush(self._due, (now, self._filled, tree))
         return held
+
+    def _drop_empty(self) -> None:
+        self._due = [due for due in self._due if len(due[2])]
+        heapq.heapify(self._due)
 
     def _drop_idle(self, now: float) -> None:
         oldest_s = now - self._idle_s

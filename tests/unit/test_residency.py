@@ -125,16 +125,18 @@ def test_the_next_turn_of_a_conversation_finds_its_answer() -> None:
     assert cache.match(A, blocks("abcdef"), 1.0).gpu_blocks == 4
 
 
-def test_endpoints_that_left_are_not_remembered() -> None:
+def test_what_was_forgotten_or_taken_back_leaves_nothing() -> None:
     cache = of_blocks(10, host=20)
     for number in range(100):
         name = pool.EndpointId(f"once-{number}")
         cache.add(name, blocks("abc"), float(number) / 1000)
         cache.retain({A})
+    for moment in range(100):
+        cache.retract(A, blocks("abc"), cache.add(A, blocks("abc"), float(moment)), float(moment))
     assert not cache._due
-    cache.add(A, blocks("abc"), 1.0)
-    assert held(cache, "abc", 100.5) == 3
-    assert held(cache, "abc", 102.0) == 0
+    cache.add(A, blocks("abc"), 100.0)
+    assert held(cache, "abc", 199.5) == 3
+    assert held(cache, "abc", 201.0) == 0
 
 
 def test_nobody_is_told_of_answers() -> None:
