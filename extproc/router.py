@@ -307,7 +307,7 @@ class Router:
         question = _policy.Question(
             known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
             request.tokens, ring_order, limits, turn, chance, displaced_s, kv_taken,
-            key.common_blocks(len(found)) * self.block_tokens,
+            key.common_blocks(len(found)) * self.block_tokens, key.shared_blocks * self.block_tokens,
         )  # fmt: skip
         pick = _policy.POLICIES[name](question)
         endpoint = found.endpoints[pick.index]

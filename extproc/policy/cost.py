@@ -15,7 +15,7 @@ So a prompt that nobody holds goes home while caches have room, and evicts least
 A safety cap on open requests, max(8, 2 * mean), keeps one endpoint from decoding for all. It counts requests
 and not work: an endpoint that computes one long document must not turn away the readers of those it holds.
 To leave the endpoint with the least cost can be dearer than to be one more there: where its cache has room,
-and every other costs 6,144 tokens more, it takes half as many again.
+and all others cost 4,096 tokens more, what many share not counted, it takes half as many again.
 
 Why 2 * new: a miss also evicts what others need. Why three terms for open requests: what is computed beside
 them delays each; a step of decoding takes a time for each, and reads the KV of each. Where prompts are short
@@ -50,7 +50,7 @@ _DELAYED_WEIGHT = 1 / 4
 _KV_HELD_WEIGHT = 1 / 16
 _KV_SHORT_WEIGHT = 4.0
 
-_STAY_TOKENS = 6144.0  # more than a prompt costs that has fewer than some 3,000 new tokens elsewhere
+_STAY_TOKENS = 4096.0
 _STAY_FACTOR = 1.5
 _STAY_KV_SHARE = 0.5
 
@@ -96,13 +96,24 @@ def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
         cost if ledger.has_room(requests, room_below) else math.inf
         for cost, requests in zip(costs, asked.inflight, strict=True)
     ]
-    least = min(allowed)
-    if least == math.inf:
+    if min(allowed) == math.inf:
         return costs
+    elsewhere = _price_of_leaving(asked, allowed)
     for index, cost in enumerate(costs):
-        if cost + _STAY_TOKENS < least and _may_stay(asked, index, room_below):
+        if cost + _STAY_TOKENS < elsewhere and _may_stay(asked, index, room_below):
             allowed[index] = cost + _STAY_TOKENS
     return allowed
+
+
+def _price_of_leaving(asked: question.Question, allowed: Sequence[float]) -> float:
+    """The least cost among `allowed` of what this prompt has for itself. What it shares is left out: to have
+    that computed at one more endpoint is what the cap is for.
+    """
+    shared = min(asked.shared_tokens, asked.prompt_tokens)
+    return min(
+        cost - _weight_of_new(requests) * max(0.0, shared - max(held, asked.common_tokens))
+        for cost, requests, held in zip(allowed, asked.inflight, asked.cached, strict=True)
+    )
 
 
 def _may_stay(asked: question.Question, index: int, room_below: float) -> bool:
@@ -112,6 +123,10 @@ def _may_stay(asked: question.Question, index: int, room_below: float) -> bool:
     )
 
 
+def _weight_of_new(inflight: float) -> float:
+    return _NEW_WEIGHT + _DELAYED_WEIGHT * inflight
+
+
 def _costs(asked: question.Question) -> list[float]:
     """What the prompt costs at each candidate [tokens, >= 0]."""
     prompt = asked.prompt_tokens
@@ -119,7 +134,7 @@ def _costs(asked: question.Question) -> list[float]:
     if asked.common_tokens:
         common = min(asked.common_tokens, prompt)
         cached = [max(tokens, common) for tokens in cached]
-    # in one expression for each: with 256 candidates this is most of what choosing takes
+    # in one expression and with no call: with 256 candidates this is most of what choosing takes
     costs = [
         pending
         + (_NEW_WEIGHT + _DELAYED_WEIGHT * requests) * (prompt - held)

@@ -65,8 +65,8 @@ class Question(msgspec.Struct, frozen=True):
     the candidate at a position, when that was last used which it would drop next for the prompt [s,
     monotonic]; -inf where it has room. `kv_taken`: what `kv_usage` is for that candidate, exact.
 
-    `common_tokens`: what nearly all prompts begin with [>= 0]. Each
-    endpoint will need it soon, so that it is no reason to stay with those that have it already.
+    `shared_tokens`: how long the prefix is that many prompts have [>= 0]; `common_tokens`: that nearly all
+    have. Each endpoint will need the latter soon, so that it is no reason to stay with those that have it.
     """
 
     inflight: Sequence[float]
@@ -83,6 +83,7 @@ class Question(msgspec.Struct, frozen=True):
     displaced_s: Callable[[int], float] = lambda _: -math.inf
     kv_taken: Callable[[int], float] = lambda _: 0.0
     common_tokens: float = 0.0
+    shared_tokens: float = 0.0
 
 
 class Pick(msgspec.Struct, frozen=True):

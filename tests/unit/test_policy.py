@@ -43,6 +43,7 @@ def ask(
     displaced_s: Sequence[float] | None = None,
     kv_taken: Sequence[float] | None = None,
     common_tokens: float = 0.0,
+    shared_tokens: float = 0.0,
 ) -> policy.Pick:
     def ring_order() -> Iterator[int]:
         return iter(range(len(candidates)) if order is None else order)
@@ -57,6 +58,7 @@ def ask(
         displaced_s=lambda index: -math.inf if displaced_s is None else displaced_s[index],
         kv_taken=lambda index: 0.0 if kv_taken is None else kv_taken[index],
         common_tokens=common_tokens,
+        shared_tokens=shared_tokens,
     )
     return policy.POLICIES[name](question)
 
@@ -136,8 +138,8 @@ def test_cost_goes_elsewhere_from_the_cap_on() -> None:
         (11, 0.5, 4000, True),
         (12, 0.5, 4000, False),  # half as many again as max(8, 2 * (12 + 4) / 4)
         (8, 0.51, 4000, False),  # its cache has no room for more to decode
-        (8, 0.5, 2900, False),  # 2.25 * 2900 + 64 less 512: others cost 6,077 tokens more
-        (8, 0.5, 3000, True),  # 6,302 tokens more
+        (8, 0.5, 2000, False),  # 2.25 * 2000 + 64 less 512: others cost 4,052 tokens more
+        (8, 0.5, 2100, True),  # 4,277 tokens more
     ],
 )
 def test_the_cap_is_stretched_where_leaving_is_dearer(
@@ -151,6 +153,15 @@ def test_the_cap_is_stretched_where_leaving_is_dearer(
     pick = ask("cost", candidates, prompt_tokens, kv_taken=[kv_share, 0, 0, 0])
     assert (pick.index == 0) is stays
     assert (pick.reason is policy.Reason.OVERFLOW) is not stays
+
+
+def test_the_cap_is_not_stretched_for_what_many_share() -> None:
+    candidates = [candidate(8, cached=4000.0), *(candidate(1) for _ in range(3))]
+    assert ask("cost", candidates, 4000, shared_tokens=1900).index == 0  # 4,727 tokens more for the rest
+    assert ask("cost", candidates, 4000, shared_tokens=2200).index == 1  # 4,052
+    candidates[1] = candidate(1, cached=2200.0)  # who has it costs no less for that
+    assert ask("cost", candidates, 4000, shared_tokens=2200).index == 1
+    assert ask("cost", [candidate(8, cached=4300.0), *candidates[1:]], 4300, shared_tokens=2200).index == 0
 
 
 def test_what_nearly_all_prompts_begin_with_keeps_nobody() -> None:
