@@ -27,7 +27,7 @@ from extproc.config.sources import (
     KubernetesService,
 )
 from extproc.config.store import Store
-from extproc.config.values import Config, Tls
+from extproc.config.values import Config, Tls, Traces
 from extproc.config.workers import WORKERS_MAX, for_worker, worker_address
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "Signals",
     "Store",
     "Tls",
+    "Traces",
     "for_worker",
     "hasher_of",
     "load",

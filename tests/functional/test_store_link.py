@@ -176,13 +176,13 @@ async def test_a_password_file_that_is_no_text_is_a_problem_and_is_read_again(
     file = tmp_path / "password"
     file.write_bytes(b"\xff\xfe\xff")
     seen: asyncio.Queue[None] = asyncio.Queue()
-    read = store._secret
+    read = store.secret
 
     def secret(path: str | None) -> str | None:
         seen.put_nowait(None)
         return read(path)
 
-    monkeypatch.setattr(store, "_secret", secret)
+    monkeypatch.setattr(store, "secret", secret)
     state = await tries(settings_.Store(url="redis://127.0.0.1:1", password_file=str(file)), seen)
     assert state.problem == "UnicodeDecodeError"
 
