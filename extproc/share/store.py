@@ -115,24 +115,23 @@ class StoreLink:
         self._connection = None
 
     @property
-    def _hosts(self) -> list[tuple[str, int]]:
+    def _hosts(self) -> list[str]:
         """Of the URL, the one whose turn it is first."""
-        port = _PORTS["server" if self._settings.sentinel is None else "sentinel"]
         listed = self._settings.url.partition("://")[2].rstrip("/").split(",")
         turn = self._turn % len(listed)
-        return [_host(each, port) for each in listed[turn:] + listed[:turn]]
+        return listed[turn:] + listed[:turn]
 
     async def _find(self) -> resp.Address:
         """Where the server is. Raises: OSError, ValueError."""
         if self._settings.url.startswith("unix://"):
             return self._settings.url.removeprefix("unix://")
         if self._settings.sentinel is None:
-            return self._hosts[0]
-        problem: OSError = resp.RefusedError("NOPRIMARY")
+            return _host(self._hosts[0], _PORTS["server"])
+        problem: OSError | ValueError = resp.RefusedError("NOPRIMARY")
         for host in self._hosts:
             try:
-                found = await self._primary(host)
-            except OSError as error:
+                found = await self._primary(_host(host, _PORTS["sentinel"]))
+            except (OSError, ValueError) as error:  # ValueError: no host, or what it names is no address
                 problem = error
             else:
                 if found is not None:
@@ -208,7 +207,13 @@ def _problem(group: BaseExceptionGroup[Exception]) -> str:
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
-    return found.code if isinstance(found, resp.RefusedError) else type(found).__name__
+    match found:
+        case resp.RefusedError():
+            return found.code
+        case resp.TooOldError():
+            return str(found)
+        case _:
+            return type(found).__name__
 
 
 def _ignore(_data: bytes) -> None:
