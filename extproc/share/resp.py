@@ -74,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         # what answers are for, in order; None: a message that was published
         self._asked: deque[asyncio.Future[Any] | None] = deque()
+        self._subscribing: asyncio.Future[Any] | None = None
 
     @property
     def unsent_bytes(self) -> int:
@@ -85,6 +86,12 @@ class Connection(asyncio.BufferedProtocol):
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._send(words, answer)
         return await answer
+
+    async def subscribe(self, channel: str) -> None:
+        """Hear what is published on the channel from now on. Raises: RefusedError, ConnectionError."""
+        self._subscribing = asyncio.get_running_loop().create_future()
+        self._send(("SUBSCRIBE", channel), self._subscribing)
+        await self._subscribing
 
     def publish(self, channel: str, data: bytes) -> None:
         """Publish; a refusal ends the connection."""
@@ -126,11 +133,14 @@ class Connection(asyncio.BufferedProtocol):
             self._end(BrokenError("a message without an end"))
 
     def _take(self, answer: Any) -> None:
-        if type(answer) is list and len(answer) == 3 and answer[0] == b"message":
-            if type(answer[2]) is bytes:
+        if type(answer) is list and answer and type(answer[0]) is bytes:
+            # A push: the reader does not tell it from a list, but nothing that is asked here is answered by a
+            # list of words. Of pushes only the word that we are subscribed stands where an answer would.
+            if answer[0] == b"message" and len(answer) == 3 and type(answer[2]) is bytes:
                 self.spoke = True
                 self._heard(answer[2])
-            return
+            if answer[0] != b"subscribe" or not self._asked or self._asked[0] is not self._subscribing:
+                return
         if not self._asked:
             self._end(BrokenError("an answer to nothing"))
             return

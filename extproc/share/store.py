@@ -96,7 +96,7 @@ class StoreLink:
             made = await self._dial(at, self._settings.user, self._settings.password_file, heard)
             stack.callback(made.close)
             async with asyncio.timeout(self._settings.timeout_s):
-                await made.ask("SUBSCRIBE", channel)
+                await made.subscribe(channel)
                 await made.ask("PING")
             self._connection = made
             stack.callback(self._forget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,41 @@ async def test_messages_that_do_end_may_be_many() -> None:
         feed(connection, message)
     assert heard == [60000] * 1200
     assert not connection.gone.done()
+
+
+async def test_what_a_server_pushes_unasked_is_no_answer() -> None:
+    pushes = (
+        b">2\r\n+invalidate\r\n_\r\n>3\r\n+subscribe\r\n+other\r\n:2\r\n>3\r\n+unsubscribe\r\n_\r\n:0\r\n"
+    )
+    message = b">3\r\n+message\r\n+c\r\n$1\r\nx\r\n"
+    answers = {
+        b"HELLO": b"%1\r\n+proto\r\n:3\r\n",
+        b"SUBSCRIBE": b">3\r\n+subscribe\r\n+c\r\n:1\r\n",
+        b"PING": b"+PONG\r\n",
+        b"PUBLISH": message + b":1\r\n",
+        b"SENTINEL": b"*1\r\n%1\r\n+name\r\n+main\r\n",
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # the last: the test is over
+            while asked := await reader.read(65536):
+                for word in asked.split(b"\r\n"):
+                    writer.write(pushes + answers[word] + pushes if word in answers else b"")
+        writer.close()
+
+    heard: list[bytes] = []
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        connection = await resp.dial(("127.0.0.1", port), None, None, None, heard.append)
+        await connection.subscribe("c")
+        for _ in range(3):
+            connection.publish("c", b"x")
+        assert await connection.ask("PING") == b"PONG"
+        assert await connection.ask("SENTINEL", "MASTERS") == [{b"name": b"main"}]
+        assert await connection.ask("PING") == b"PONG"
+        assert heard == [b"x"] * 3
+        assert not connection.gone.done()
+        connection.close()
 
 
 async def test_of_a_refusal_only_a_short_first_word_is_kept() -> None:
