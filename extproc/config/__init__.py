@@ -3,20 +3,10 @@
 Called by: app, cli, endpoints.
 """
 
+from extproc.config.derived import match_of, router_settings, static_members, static_pool
 from extproc.config.hashing import hasher_of
 from extproc.config.plain import plain
-from extproc.config.pools import (
-    SOURCES,
-    Endpoint,
-    Health,
-    Match,
-    Pool,
-    Signals,
-    match_of,
-    router_settings,
-    static_members,
-    static_pool,
-)
+from extproc.config.pools import SOURCES, Endpoint, Health, Match, Pool, Signals
 from extproc.config.reading import ConfigError, load, loads
 from extproc.config.sources import (
     Dns,
