@@ -37,6 +37,7 @@ def metric_table() -> str:
     chooser = router.Router(pool.make("default", [one]), router.Settings())
     counted = metrics.Metrics(chooser, lambda: 0.0, 0.0, lambda: shared)
     counted.add_pool("default")
+    counted.add_hasher("hashed")
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(counted.registry.collect(), key=lambda found: found.name):
         name = family.name + ("_total" if family.type == "counter" else "")

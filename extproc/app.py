@@ -16,13 +16,12 @@ import json
 import logging
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -35,22 +34,18 @@ from extproc import (
     journal,
     log,
     metrics,
+    needs,
     outbox,
     pool,
     router,
     server,
     telling,
-    tls,
     views,
 )
-from extproc.config import values
 from extproc.endpoints import fleet, making
 from extproc.news import view
 from extproc.share import sharing as share
 from extproc.share import siblings as siblings_
-
-if TYPE_CHECKING:
-    from extproc import tracing
 
 __all__ = ["Siblings", "run"]
 
@@ -105,7 +100,7 @@ async def run(  # noqa: PLR0915  (what is built, started and drained, in order, 
 
     health_server = server.HealthServer(settings.health_listen)
     latest = journal.Journal()
-    tracer = _tracer(settings.traces)
+    tracer = None if settings.traces is None else needs.tracer(settings.traces, time.time_ns)
     admin_server = admin.Admin(
         look, counted, clock, lambda: health_server.ready, _desk(settings, pools, latest), look_at_sharing
     )
@@ -223,13 +218,7 @@ def _sharing(
             raise RuntimeError("nobody to share with")
         among = siblings_.Siblings(siblings.directory, siblings.index, siblings.count)
         return share.Sharing(shared, entries, among, clock)
-    try:
-        from extproc.share import store  # noqa: PLC0415  (an extra: not there unless asked for)
-    except ImportError as error:
-        raise config.ConfigError(
-            "store: needs the extra valkey (pip install '.[valkey]' in the checkout)"
-        ) from error
-    return share.Sharing(shared, entries, store.StoreLink(settings.store, chance), clock)
+    return share.Sharing(shared, entries, needs.store_link(settings.store, chance), clock)
 
 
 async def _begin(sharing: share.Sharing, stack: contextlib.AsyncExitStack) -> None:
@@ -246,31 +235,12 @@ def _desk(settings: config.Config, pools: groups.Groups, latest: journal.Journal
     return admin.Desk(pools, settings.exchange_settings(), latest, config.plain(settings), access)
 
 
-def _tracer(wanted: values.Traces | None) -> tracing.Tracer | None:
-    """Who makes spans; loaded only where it is wanted. Raises: config.ConfigError without its library."""
-    if wanted is None:
-        return None
-    try:
-        from extproc import tracing  # noqa: PLC0415
-    except ImportError as error:
-        raise config.ConfigError(
-            "traces: needs the extra otel (pip install '.[otel]' in the checkout)"
-        ) from error
-    return tracing.Tracer(wanted.endpoint, wanted.share, wanted.service, time.time_ns)
-
-
 def _credentials(settings: config.Config, counted: metrics.Metrics) -> grpc.ServerCredentials | None:
     given = settings.tls
     if given is None:
         return None
-    names = dict.fromkeys(("localhost", socket.gethostname()))
-    files = (given.certificate_file, given.key_file, given.client_ca_file)
-    wanted = tls.Settings(*(None if name is None else Path(name) for name in files))
     ends = counted.certificate_end.labels("self_signed" if given.certificate_file is None else "file")
-    try:
-        return tls.credentials(wanted, list(names), time.time, ends.set)
-    except tls.TlsError as error:
-        raise config.ConfigError(str(error)) from error
+    return needs.credentials(given, time.time, ends.set)
 
 
 async def _watch(fleets: Iterable[fleet.Fleet]) -> None:

@@ -253,7 +253,11 @@ _ENDPOINT: list[tuple[_Family, _Endpoint]] = [
         lambda view, _: _one(view.known.scale),
     ),
     (
-        _Family("kvring_endpoint_requests", "Requests sent there.", counts=True),
+        _Family(
+            "kvring_endpoint_requests",
+            "Requests sent there, also by a retry that the gateway told of.",
+            counts=True,
+        ),
         lambda view, _: _one(view.sent.requests),
     ),
     (

@@ -3,7 +3,10 @@
 Counters since the endpoint became a member; they only rise. Beside the engine's own counters they tell how
 true the predictions are (`vitals`), and how much was sent since the engine was last asked (`signals`).
 
-Bounded by the members of the pool. Called by: router (counts), vitals and metrics (read).
+A request that another endpoint served (served) counts there too, and is noted here as gone: metrics go on
+rising, while `vitals` is told what the engine can have seen (`net`).
+
+Bounded by the members of the pool. Called by: router (counts), served (moves), vitals and metrics (read).
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ class Sent:
 
     `requests`, of which `keyed` had a chain; of these `prompt_bytes` and `prompt_tokens` [estimated],
     `gpu_tokens` thought to be on the GPU, `cached_tokens` in any tier; `uncached_tokens`: left to prefill.
+    `gone`: what of all this others served; None: nothing.
     """
 
     __slots__ = (
-        "cached_tokens", "gpu_tokens", "keyed", "prompt_bytes", "prompt_tokens", "requests",
+        "cached_tokens", "gone", "gpu_tokens", "keyed", "prompt_bytes", "prompt_tokens", "requests",
         "uncached_tokens",
     )  # fmt: skip
 
@@ -36,6 +40,25 @@ class Sent:
         self.gpu_tokens = 0.0
         self.cached_tokens = 0.0
         self.uncached_tokens = 0.0
+        self.gone: Sent | None = None
+
+    def add(
+        self,
+        uncached_tokens: int,
+        prompt_tokens: float,
+        gpu_tokens: float,
+        cached_tokens: float,
+        prompt_bytes: float,
+    ) -> None:
+        """Add a request; a prompt of 0 bytes is one that could not be read."""
+        self.requests += 1
+        self.uncached_tokens += uncached_tokens
+        if prompt_bytes:
+            self.keyed += 1
+            self.prompt_bytes += prompt_bytes
+            self.prompt_tokens += prompt_tokens
+            self.gpu_tokens += min(gpu_tokens, prompt_tokens)
+            self.cached_tokens += min(cached_tokens, prompt_tokens)
 
     def copy(self) -> Sent:
         """The totals as they stand."""
@@ -45,6 +68,18 @@ class Sent:
         other.gpu_tokens, other.cached_tokens = self.gpu_tokens, self.cached_tokens
         other.uncached_tokens = self.uncached_tokens
         return other
+
+    def net(self) -> Sent:
+        """The totals less what others served; `uncached_tokens` as it is, compared only with itself."""
+        left, gone = self.copy(), self.gone
+        if gone is not None:
+            left.requests -= gone.requests
+            left.keyed -= gone.keyed
+            left.prompt_bytes -= gone.prompt_bytes
+            left.prompt_tokens -= gone.prompt_tokens
+            left.gpu_tokens -= gone.gpu_tokens
+            left.cached_tokens -= gone.cached_tokens
+        return left
 
 
 class Record:
@@ -73,15 +108,17 @@ class Record:
         prompt_bytes: float,
     ) -> None:
         """Add a request; a prompt of 0 bytes is one that could not be read."""
-        sent = self.to(endpoint)
-        sent.requests += 1
-        sent.uncached_tokens += uncached_tokens
-        if prompt_bytes:
-            sent.keyed += 1
-            sent.prompt_bytes += prompt_bytes
-            sent.prompt_tokens += prompt_tokens
-            sent.gpu_tokens += min(gpu_tokens, prompt_tokens)
-            sent.cached_tokens += min(cached_tokens, prompt_tokens)
+        self.to(endpoint).add(uncached_tokens, prompt_tokens, gpu_tokens, cached_tokens, prompt_bytes)
+
+    def take_back(
+        self, endpoint: pool.EndpointId, prompt_tokens: float, gpu_tokens: float, cached_tokens: float,
+        prompt_bytes: float,
+    ) -> None:  # fmt: skip
+        """A request that was counted for `endpoint` with these figures was served by another."""
+        found = self._sent.get(endpoint)
+        if found is not None:  # else it left the pool since
+            found.gone = found.gone or Sent()
+            found.gone.add(0, prompt_tokens, gpu_tokens, cached_tokens, prompt_bytes)
 
     def forget(self, endpoint: pool.EndpointId) -> None:
         """Begin at nothing for `endpoint`."""

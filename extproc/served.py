@@ -1,7 +1,8 @@
 """Served: what becomes of a choice when Envoy tells who really has the request.
 
 A retry, or a policy that does not follow the pick, may have sent it elsewhere: then its lease counts there,
-and what residency was told is taken back at the one and told of the other.
+and what residency was told, and what counts as sent, is taken back at the one and told of the other (of
+requests with a chain: the others carry no prediction to be held against the engine).
 
 Other replicas are told where it went; that the first endpoint holds the prompt, they go on believing.
 Called by: exchange. Source: Gateway API Inference Extension proposal 004, the served endpoint.
@@ -9,7 +10,7 @@ Called by: exchange. Source: Gateway API Inference Extension proposal 004, the s
 
 from __future__ import annotations
 
-from extproc import choice, pool, router
+from extproc import choice, pool, router, sent
 
 __all__ = ["correct"]
 
@@ -27,6 +28,7 @@ def correct(
         return found
     if noted is not None:
         chooser.residency.retract(chosen.id, noted.chain, noted.held, noted.noted_s)
+        _take_back(chooser, decision.choice, noted)
     if found is None:
         decision.lease.release()
         return None
@@ -34,5 +36,30 @@ def correct(
     if noted is not None:
         cached = chooser.residency.match(found.id, noted.chain, now).gpu_blocks * chooser.block_tokens
         chooser.residency.add(found.id, noted.chain, now)
-    decision.lease.move(found.id, max(round(decision.choice.prompt_tokens - cached), 0), now)
+    uncached = max(round(decision.choice.prompt_tokens - cached), 0)
+    decision.lease.move(found.id, uncached, now)
+    if noted is not None:
+        tokens = decision.choice.prompt_tokens
+        for record in _records(chooser):
+            record.count(
+                found.id, uncached, tokens, cached, cached, tokens * chooser.settings.bytes_per_token
+            )
     return found
+
+
+def _take_back(chooser: router.Router, made: choice.Choice, noted: choice.Noted) -> None:
+    tokens, gpu_tokens = made.prompt_tokens, noted.held * chooser.block_tokens
+    for record in _records(chooser):
+        record.take_back(
+            made.endpoint.id,
+            tokens,
+            gpu_tokens,
+            made.cached_tokens,
+            tokens * chooser.settings.bytes_per_token,
+        )
+
+
+def _records(chooser: router.Router) -> list[sent.Record]:
+    """What is counted by all, and what by this process, which is the same one without others."""
+    known, own = chooser.sent, chooser.sent_own
+    return [known] if own is known else [known, own]

@@ -7,7 +7,7 @@ off. A certificate that has expired, or soon will, is used all the same: many ga
 told, in the log whenever that changes and as a metric.
 
 Never: a start without a usable certificate; an open connection harmed by a new one.
-Called by: app. Source: grpc.dynamic_ssl_server_credentials; Gateway API Inference Extension, whose pickers
+Called by: needs. Source: grpc.dynamic_ssl_server_credentials; Gateway API Inference Extension, whose pickers
 serve a self-signed certificate by default.
 """
 
@@ -94,7 +94,7 @@ class _Files:
         if self._made is not None:
             key, chain = self._made
         else:
-            key, chain = _read(settings.key), _read(settings.certificate)
+            key, chain = _read("key_file", settings.key), _read("certificate_file", settings.certificate)
         try:
             ends_s = self._certificate.ends_s(key, chain)
         except ValueError as error:
@@ -103,11 +103,13 @@ class _Files:
             ) from error
         trusted = None
         if settings.client_ca is not None:
-            trusted = _read(settings.client_ca)
+            trusted = _read("client_ca_file", settings.client_ca)
             try:
                 self._certificate.trusted(trusted)
             except ValueError as error:
-                raise TlsError(f"tls: {settings.client_ca} is no PEM certificate: {error}") from error
+                raise TlsError(
+                    f"tls.client_ca_file: {settings.client_ca} is no PEM certificate: {error}"
+                ) from error
         self._ends_s = ends_s
         self._taken(ends_s)
         self._tell()
@@ -150,10 +152,10 @@ def _stamp(path: Path | None) -> tuple[int, int, int] | None:
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _read(path: Path | None) -> bytes:
+def _read(key: str, path: Path | None) -> bytes:
     if path is None:
         raise TlsError("tls: a certificate needs its key, and a key its certificate")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TlsError(f"tls: {path} can't be read: {error.strerror or error}") from error
+        raise TlsError(f"tls.{key}: {path} can't be read: {error.strerror or error}") from error

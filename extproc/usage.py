@@ -5,8 +5,9 @@
     SSE      message_start with input_tokens, message_delta with output_tokens (Anthropic)
 
 The key is looked for in the bytes, so it does not matter how the answer is cut: the bytes `"usage"` can't
-stand within a JSON string, whose quotes are escaped. What follows is gathered up to `_BYTES_MAX` and parsed.
-A later count replaces an earlier one of its kind; null, text, numbers and unknown shapes count nothing.
+stand within a JSON string, whose quotes are escaped. What follows is gathered up to `_BYTES_MAX` and parsed
+once its end has come; each byte is looked at once on the way there, however small the pieces are. A later
+count replaces an earlier one of its kind; null, text, numbers and unknown shapes count nothing.
 
 Never: an exception, or more than `_BYTES_MAX` bytes kept. Called by: exchange (by way of `passing`).
 Source: API references of OpenAI and Anthropic; vLLM and SGLang answer in these forms.
@@ -26,7 +27,7 @@ _KEY = b'"usage"'
 _BYTES_MAX = 4096  # of one report; those known have less than 600
 _TOKENS_MAX = 1 << 40
 _BLANK = re.compile(rb"[:\s]*")
-_OPENS = re.compile(rb"[:\s]*\{")
+_BRACE, _ESCAPE = b"{\\"
 _MARK = re.compile(rb'\\.|["{}]', re.DOTALL)
 
 
@@ -42,34 +43,34 @@ class Usage:
 class Reader:
     """Reads one answer. `usage`: what was told so far; None while nothing was."""
 
-    __slots__ = ("_gathers", "_kept", "usage")
+    __slots__ = ("_end", "_kept", "usage")
 
     def __init__(self) -> None:
         """Nothing has come yet."""
         self._kept = b""  # the end of what came: perhaps the key's start, or a report's
-        self._gathers = False  # the key stood before it
+        self._end: _End | None = None  # of a report, whose key stood before what is kept
         self.usage: Usage | None = None
 
     def feed(self, data: bytes) -> None:
         """The next bytes of the answer, cut anywhere."""
         text, at = self._kept + data, 0
         while True:
-            if not self._gathers:
+            if self._end is None:
                 found = text.find(_KEY, at)
                 if found < 0:
                     self._kept = text[max(at, len(text) - len(_KEY) + 1) :]
                     return
-                self._gathers, at = True, found + len(_KEY)
-            end = _end_of(text, at)
-            if end is None and len(text) - at < _BYTES_MAX:
+                self._end, at = _End(), found + len(_KEY)
+            length = self._end.find(text, at)
+            if length is None and len(text) - at < _BYTES_MAX:
                 self._kept = text[at:]
                 return
-            self._gathers = False
-            if end is None:
+            self._end = None
+            if length is None:
                 at += _BYTES_MAX  # all of it: keys within would each be followed as far again
-            elif end > at:
-                self._take(text[at:end])
-                at = end
+            elif length:
+                self._take(text[at : at + length])
+                at += length
 
     def _take(self, text: bytes) -> None:
         lines = text.partition(b":")[2].replace(b"\r", b"\n").split(b"\n")
@@ -102,25 +103,45 @@ class Reader:
             self.usage = replace(before, **known)
 
 
-def _end_of(text: bytes, at: int) -> int | None:
-    """Where `: {...}`, which begins at `at`, ends; `at` if that is no object; None while it has not ended."""
-    opened = _OPENS.match(text, at)
-    if opened is None:
-        return None if _BLANK.fullmatch(text, at) else at
-    depth, quoted = 0, False
-    for mark in _MARK.finditer(text, opened.end() - 1, at + _BYTES_MAX):
-        match mark[0]:
-            case b'"':
-                quoted = not quoted
-            case b"{" if not quoted:
-                depth += 1
-            case b"}" if not quoted:
-                depth -= 1
-                if not depth:
-                    return mark.end()
-            case _:
-                pass
-    return None
+class _End:
+    """Looks for the end of `: {...}` in text that grows, from where it last stopped."""
+
+    __slots__ = ("_depth", "_looked", "_quoted")
+
+    def __init__(self) -> None:
+        self._looked = 0  # bytes of it
+        self._depth = 0  # of braces; 0: the first has not come
+        self._quoted = False
+
+    def find(self, text: bytes, at: int) -> int | None:
+        """Its length, from `at` on; 0 if that is no object; None while it has no end within `_BYTES_MAX`."""
+        start, end = at + self._looked, min(len(text), at + _BYTES_MAX)
+        if not self._depth:
+            start = _past_blank(text, start, end)
+            if start < end and text[start] != _BRACE:
+                return 0
+        done = start
+        for mark in _MARK.finditer(text, start, end):
+            done = mark.end()
+            match mark[0]:
+                case b'"':
+                    self._quoted = not self._quoted
+                case b"{" if not self._quoted:
+                    self._depth += 1
+                case b"}" if not self._quoted:
+                    self._depth -= 1
+                    if not self._depth:
+                        return done - at
+                case _:
+                    pass
+        is_cut = done < end and text[end - 1] == _ESCAPE  # what it escapes has not come
+        self._looked = end - is_cut - at
+        return None
+
+
+def _past_blank(text: bytes, start: int, end: int) -> int:
+    blank = _BLANK.match(text, start, end)
+    return start if blank is None else blank.end()
 
 
 def _count(told: dict[str, Any], name: str) -> int | None:

@@ -21,7 +21,7 @@ _SOURCE = "${datasource}"
 _NO_UNIT = ("", None)
 _WORDS = {
     "and", "avg", "bool", "by", "clamp_max", "group_left", "group_right", "histogram_quantile", "ignoring",
-    "increase", "max", "min", "offset", "on", "or", "rate", "sum", "topk", "unless", "without",
+    "increase", "max", "min", "offset", "on", "or", "rate", "sum", "topk", "unless", "vector", "without",
 }  # fmt: skip
 _RANGE = re.compile(r"\[([^\]]*)\]")
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")

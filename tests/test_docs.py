@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,35 @@ def _assert_parses(command: str, words: list[str], where: str) -> None:
         words = words[: words.index(">")]
     _, unknown = parser.parse_known_args(words)
     assert not unknown, where
+
+
+INSTALL = re.compile(r"pip install (?:-e )?'?\.\[([a-z,]+)\]")
+
+
+def test_there_is_one_way_to_install_extras_and_the_readme_tells_it():
+    """Other pages lead there; what a command says names the extra and installs that one."""
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    for page in PAGES:
+        text = page.read_text()
+        if page != ROOT / "README.md":
+            assert "pip install" not in text, page.name
+            assert "kvring[" not in text, page.name
+        if page.parent.name == "decisions":
+            continue  # they name extras that were rejected
+        for named in re.findall(r"\bextra\]?(?:\([^)]*\))? `([^`]*)`", text):
+            assert named in extras, page.name
+    readme = (ROOT / "README.md").read_text()
+    shown = {name for names in INSTALL.findall(" ".join(readme.split())) for name in names.split(",")}
+    assert shown
+    assert shown < extras
+    rows = re.findall(
+        r"^\| (`.*?`) \| .* \|$", readme.partition("| extra | for |")[2].partition("\n\n")[0], re.MULTILINE
+    )
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == extras
+    for module in (ROOT / "extproc").rglob("*.py"):
+        for named, installed in re.findall(r"extra (\w+) \(pip install '\.\[(\w+)\]'", module.read_text()):
+            assert named == installed, module.name
+            assert named in extras, module.name
 
 
 RUN = ("check", "explain", "envoy-config")  # the commands that need nothing but files

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ import valkey.asyncio
 import valkey.asyncio.retry
 import valkey.backoff
 
-__all__ = ["Server", "binary", "free_port", "running"]
+__all__ = ["Server", "binary", "free_port", "naming", "running"]
 
 
 def binary() -> str:
@@ -121,6 +122,32 @@ async def running(directory: Path, name: str = "valkey", **options):
         yield server
     finally:
         await server.kill()
+
+
+@contextlib.asynccontextmanager
+async def naming(ip: bytes, port: bytes, tls: ssl.SSLContext | None = None):
+    """(its port, a queue with an item for each question) of what answers as a Sentinel whose primary "main"
+    is there; over `tls` if given.
+    """
+    asked: asyncio.Queue[None] = asyncio.Queue()
+    told = {b"name": b"main", b"ip": ip, b"port": port, b"flags": b"master"}
+    masters = b"*1\r\n%4\r\n" + b"".join(
+        b"$%d\r\n%s\r\n" % (len(one), one) for pair in told.items() for one in pair
+    )
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while words := await reader.read(4096):
+                if b"SENTINEL" in words:
+                    asked.put_nowait(None)
+                writer.write(masters if b"SENTINEL" in words else b"%0\r\n")
+        except (OSError, asyncio.CancelledError):  # the last: the test is over
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
+        yield server.sockets[0].getsockname()[1], asked
 
 
 def free_port() -> int:

@@ -1,6 +1,8 @@
 """Validate a configuration file, or look for known traps in an Envoy's, without starting anything.
 
-  kvring check --config kvring.yaml     says what would run, or names the key, the value and what is allowed
+  kvring check --config kvring.yaml     says what would run, or names the key, the value and what is allowed;
+                                        what `kvring serve` needs of this machine (packages, files, a pod) is
+                                        looked for too, unless with --elsewhere
   kvring check --envoy envoy.yaml       a bootstrap, the pieces `kvring envoy-config --fragments` prints, or
                                         the page /config_dump of a running Envoy ("-": from standard input)
 
@@ -13,14 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from extproc import config, groups, traps
+from extproc import config, groups, needs, traps
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,6 +34,11 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a config dump has ten
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what is to be checked."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="kvring.yaml")
+    parser.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="kvring.yaml is for another machine: don't look for the packages and files that it needs",
+    )
     parser.add_argument("--envoy", metavar="FILE", help="Envoy's bootstrap, pieces of it, or config dump")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -41,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     codes, told = [], {}
     if args.config is not None:
-        code, told["config"] = _config(args.config, quiet=args.json)
+        code, told["config"] = _config(args.config, is_here=not args.elsewhere, quiet=args.json)
         codes.append(code)
     if args.envoy is not None:
         code, told["envoy"] = _envoy(args.envoy, quiet=args.json)
@@ -51,12 +60,21 @@ def run(args: argparse.Namespace) -> int:
     return max(codes)
 
 
-def _config(path: Path, *, quiet: bool) -> tuple[int, dict[str, Any]]:
+def _config(path: Path, *, is_here: bool, quiet: bool) -> tuple[int, dict[str, Any]]:
     try:
         settings = config.load(path, os.environ)
     except config.ConfigError as error:
         print(f"kvring check: {error}", file=sys.stderr)
         return 2, {"file": str(path), "good": False, "error": str(error)}
+    found = needs.problems(settings, time.monotonic, time.time, random.random) if is_here else []
+    for one in found:
+        print(f"kvring check: {path}: {one}", file=sys.stderr)
+    if found:
+        if not quiet:
+            print(
+                "what is only on the machine that serves is not looked for with --elsewhere", file=sys.stderr
+            )
+        return 2, {"file": str(path), "good": False, "error": "; ".join(found)}
     if not quiet:
         _tell(path, settings)
     return 0, {"file": str(path), "good": True, "pools": [group.name for group in settings.pools]}

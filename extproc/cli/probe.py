@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.bootstrap import address
+from extproc.cli import ranges
 
 __all__ = ["add_arguments", "run"]
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--service", default="readiness", help="liveness or readiness (default: %(default)s)")
     parser.add_argument(
         "--timeout-s",
-        type=float,
+        type=ranges.number(0.1, 3600),
         default=3.0,
         metavar="S",
         help="how long to go on asking (default: %(default)s)",

@@ -15,6 +15,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 
+from extproc.cli import ranges
 from extproc.sim import performance, replica
 
 __all__ = ["add_arguments", "run"]
@@ -32,7 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="port of the first replica, the others follow; 0: any (default: 0)",
     )
-    parser.add_argument("--count", type=int, default=1, help="number of replicas (default: %(default)s)")
+    parser.add_argument(
+        "--count",
+        type=ranges.whole(1, _COUNT_MAX),
+        default=1,
+        metavar="N",
+        help="number of replicas (default: %(default)s)",
+    )
     parser.add_argument(
         "--name", default="replica", help="names are NAME-0, NAME-1, ... (default: %(default)s)"
     )
@@ -73,8 +80,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replicas(args: argparse.Namespace) -> list[replica.Replica]:
-    if not 1 <= args.count <= _COUNT_MAX:
-        raise ValueError(f"--count is {args.count}, must be 1 to {_COUNT_MAX}")
     if not 0 <= args.port <= 65_536 - args.count:
         raise ValueError(
             f"--port is {args.port}, must be 0 to {65_536 - args.count} with {args.count} replicas"

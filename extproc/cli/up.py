@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=int, default=10000, help="for clients; 0: any (default: %(default)s)")
     parser.add_argument(
-        "--replicas", type=int, default=3, help="number of simulated replicas (default: %(default)s)"
+        "--replicas",
+        type=ranges.whole(1, _REPLICAS_MAX),
+        default=3,
+        metavar="N",
+        help="number of simulated replicas (default: %(default)s)",
     )
     parser.add_argument(
         "--workers",
@@ -158,8 +162,6 @@ async def _start(args: argparse.Namespace, stack: contextlib.AsyncExitStack) -> 
 
 
 def _fleet_words(args: argparse.Namespace) -> list[str]:
-    if not 1 <= args.replicas <= _REPLICAS_MAX:
-        raise ValueError(f"--replicas is {args.replicas}, must be 1 to {_REPLICAS_MAX}")
     words = ["sim-replica", "--count", str(args.replicas), "--speed", f"{args.speed:g}", "--preset", _PRESET]
     return [*words, "--kv-tokens", str(args.kv_tokens)] if args.kv_tokens else words
 

@@ -3,20 +3,10 @@
 Called by: app, cli, endpoints.
 """
 
+from extproc.config.derived import match_of, router_settings, static_members, static_pool
 from extproc.config.hashing import hasher_of
 from extproc.config.plain import plain
-from extproc.config.pools import (
-    SOURCES,
-    Endpoint,
-    Health,
-    Match,
-    Pool,
-    Signals,
-    match_of,
-    router_settings,
-    static_members,
-    static_pool,
-)
+from extproc.config.pools import SOURCES, Endpoint, Health, Match, Pool, Signals
 from extproc.config.reading import ConfigError, load, loads
 from extproc.config.sources import (
     Dns,
@@ -27,7 +17,7 @@ from extproc.config.sources import (
     KubernetesService,
 )
 from extproc.config.store import Store
-from extproc.config.values import Config, Tls
+from extproc.config.values import Config, Tls, Traces
 from extproc.config.workers import WORKERS_MAX, for_worker, worker_address
 
 __all__ = [
@@ -48,6 +38,7 @@ __all__ = [
     "Signals",
     "Store",
     "Tls",
+    "Traces",
     "for_worker",
     "hasher_of",
     "load",

@@ -8,7 +8,7 @@ Called by: config.checks, app, cli.
 from __future__ import annotations
 
 from extproc import hasher
-from extproc.config import pools
+from extproc.config import derived, pools
 
 __all__ = ["hasher_of", "problem"]
 
@@ -36,7 +36,7 @@ def hasher_of(group: pools.Pool) -> hasher.Hasher | None:
     """Who decides for the pool, without any traffic seen; None where a router does."""
     if group.steering == "endpoint":
         return None
-    return hasher.Hasher(group.name, group.endpoint_count or 1, pools.router_settings(group))
+    return hasher.Hasher(group.name, group.endpoint_count or 1, derived.router_settings(group))
 
 
 _BARE = pools.Pool()

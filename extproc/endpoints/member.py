@@ -126,7 +126,7 @@ class Member:
         """Metrics are being asked for."""
         router, name = self._fleet.router, self.endpoint.id
         self._asked_s = self._fleet.clock()
-        self._asked_sent = router.sent.to(name).copy()
+        self._asked_sent = router.sent.to(name).net()
         self._asked_load = router.ledger.load(name, self._asked_s)
 
     def silent(self, problem: str, *, nobody: bool) -> None:

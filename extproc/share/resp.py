@@ -22,7 +22,7 @@ import libvalkey
 
 from extproc.share import link
 
-__all__ = ["Address", "BrokenError", "Connection", "RefusedError", "dial"]
+__all__ = ["Address", "BrokenError", "Connection", "RefusedError", "TooOldError", "dial"]
 
 Address = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
@@ -30,6 +30,7 @@ Address = tuple[str, int] | str
 _READ_BYTES = 64 * 1024
 _UNREAD_BYTES_MAX = 64 * 1024 * 1024  # a server cuts off a subscriber at less
 _CODE_CHARS_MAX = 32  # it is logged
+_UNKNOWN_COMMAND = "err unknown command"
 _MORE = object()  # the rest of a message has not come
 
 
@@ -39,9 +40,18 @@ class RefusedError(ConnectionError):
     def __init__(self, text: str) -> None:
         """`text`: as the server sent it; only its first word is kept."""
         first = text.split(" ", 1)[0]
+        self.is_unknown_command = text.lower().startswith(_UNKNOWN_COMMAND)
         is_code = len(first) <= _CODE_CHARS_MAX and first.isascii() and first.isalpha()
         self.code = first if is_code else "ERR"
         super().__init__(self.code)
+
+
+class TooOldError(ConnectionError):
+    """The server does not speak RESP3; the text says what does."""
+
+    def __init__(self) -> None:
+        """The same text always."""
+        super().__init__("needs RESP3: Valkey, or Redis 6.0 or later")
 
 
 class BrokenError(ConnectionError):
@@ -64,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         # what answers are for, in order; None: a message that was published
         self._asked: deque[asyncio.Future[Any] | None] = deque()
+        self._subscribing: asyncio.Future[Any] | None = None
 
     @property
     def unsent_bytes(self) -> int:
@@ -75,6 +86,12 @@ class Connection(asyncio.BufferedProtocol):
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._send(words, answer)
         return await answer
+
+    async def subscribe(self, channel: str) -> None:
+        """Hear what is published on the channel from now on. Raises: RefusedError, ConnectionError."""
+        self._subscribing = asyncio.get_running_loop().create_future()
+        self._send(("SUBSCRIBE", channel), self._subscribing)
+        await self._subscribing
 
     def publish(self, channel: str, data: bytes) -> None:
         """Publish; a refusal ends the connection."""
@@ -116,11 +133,14 @@ class Connection(asyncio.BufferedProtocol):
             self._end(BrokenError("a message without an end"))
 
     def _take(self, answer: Any) -> None:
-        if type(answer) is list and len(answer) == 3 and answer[0] == b"message":
-            if type(answer[2]) is bytes:
+        if type(answer) is list and answer and type(answer[0]) is bytes:
+            # A push: the reader does not tell it from a list, but nothing that is asked here is answered by a
+            # list of words. Of pushes only the word that we are subscribed stands where an answer would.
+            if answer[0] == b"message" and len(answer) == 3 and type(answer[2]) is bytes:
                 self.spoke = True
                 self._heard(answer[2])
-            return
+            if answer[0] != b"subscribe" or not self._asked or self._asked[0] is not self._subscribing:
+                return
         if not self._asked:
             self._end(BrokenError("an answer to nothing"))
             return
@@ -158,7 +178,7 @@ async def dial(
     context: ssl.SSLContext | None,
     heard: link.Heard,
 ) -> Connection:
-    """A connection that may be used. Raises: OSError."""
+    """A connection that may be used. Raises: OSError (RefusedError and TooOldError among them)."""
     loop = asyncio.get_running_loop()
     if isinstance(address, str):
         _, made = await loop.create_unix_connection(lambda: Connection(heard), address)
@@ -169,7 +189,12 @@ async def dial(
         words = ["HELLO", "3"]
         if user is not None or password is not None:
             words += ["AUTH", user or "default", password or ""]
-        await made.ask(*words)
+        try:
+            await made.ask(*words)
+        except RefusedError as error:
+            if error.is_unknown_command or error.code == "NOPROTO":  # HELLO, or the 3 behind it
+                raise TooOldError from error
+            raise
     except BaseException:
         made.close()
         raise

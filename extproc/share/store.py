@@ -9,7 +9,7 @@ carried to all nodes. Sentinels are asked for the primary at every connect, and 
 is: the old one may live on, cut off from them, and some would stay with it.
 
 Never: a key stored; a caller that waits; more than `_BUFFER_BYTES_MAX` waiting, what comes then is dropped,
-counted. Called by: app (makes), share.sharing. Source: https://valkey.io/topics/pubsub
+counted. Called by: needs (makes), share.sharing. Source: https://valkey.io/topics/pubsub
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from extproc import config
 from extproc.share import link, resp
 
-__all__ = ["StoreLink"]
+__all__ = ["StoreLink", "context", "secret"]
 
 _log = logging.getLogger("kvring")
 
@@ -96,7 +96,7 @@ class StoreLink:
             made = await self._dial(at, self._settings.user, self._settings.password_file, heard)
             stack.callback(made.close)
             async with asyncio.timeout(self._settings.timeout_s):
-                await made.ask("SUBSCRIBE", channel)
+                await made.subscribe(channel)
                 await made.ask("PING")
             self._connection = made
             stack.callback(self._forget)
@@ -115,24 +115,23 @@ class StoreLink:
         self._connection = None
 
     @property
-    def _hosts(self) -> list[tuple[str, int]]:
+    def _hosts(self) -> list[str]:
         """Of the URL, the one whose turn it is first."""
-        port = _PORTS["server" if self._settings.sentinel is None else "sentinel"]
         listed = self._settings.url.partition("://")[2].rstrip("/").split(",")
         turn = self._turn % len(listed)
-        return [_host(each, port) for each in listed[turn:] + listed[:turn]]
+        return listed[turn:] + listed[:turn]
 
     async def _find(self) -> resp.Address:
         """Where the server is. Raises: OSError, ValueError."""
         if self._settings.url.startswith("unix://"):
             return self._settings.url.removeprefix("unix://")
         if self._settings.sentinel is None:
-            return self._hosts[0]
-        problem: OSError = resp.RefusedError("NOPRIMARY")
+            return _host(self._hosts[0], _PORTS["server"])
+        problem: OSError | ValueError = resp.RefusedError("NOPRIMARY")
         for host in self._hosts:
             try:
-                found = await self._primary(host)
-            except OSError as error:
+                found = await self._primary(_host(host, _PORTS["sentinel"]))
+            except (OSError, ValueError) as error:  # ValueError: no host, or what it names is no address
                 problem = error
             else:
                 if found is not None:
@@ -170,18 +169,26 @@ class StoreLink:
         self, at: resp.Address, user: str | None, password_file: str | None, heard: link.Heard
     ) -> resp.Connection:
         """A connection to a server or Sentinel. Raises: OSError, ValueError."""
-        password = _secret(password_file)
-        is_tls = self._settings.url.startswith(("valkeys://", "rediss://"))
-        context = self._context() if is_tls else None
+        password = secret(password_file)
+        spoken = context(self._settings)
         async with asyncio.timeout(self._settings.timeout_s):
-            return await resp.dial(at, user, password, context, heard)
+            return await resp.dial(at, user, password, spoken, heard)
 
-    def _context(self) -> ssl.SSLContext:
-        settings = self._settings
-        context = ssl.create_default_context(cafile=settings.ca_file)
-        if settings.cert_file is not None:
-            context.load_cert_chain(settings.cert_file, settings.key_file)
-        return context
+
+def context(settings: config.Store) -> ssl.SSLContext | None:
+    """What TLS to the store needs, from its files; None without TLS. Raises: OSError, ValueError."""
+    if not settings.url.startswith(("valkeys://", "rediss://")):
+        return None
+    made = ssl.create_default_context(cafile=settings.ca_file)
+    if settings.cert_file is not None:
+        # an empty password: a key that has one is refused, where OpenSSL would ask at the terminal and wait
+        made.load_cert_chain(settings.cert_file, settings.key_file, password="")
+    return made
+
+
+def secret(path: str | None) -> str | None:
+    """The password in the file. Raises: OSError, ValueError if it is not text."""
+    return None if path is None else Path(path).read_text(encoding="utf-8").strip()
 
 
 async def _listens(made: resp.Connection) -> None:
@@ -200,7 +207,13 @@ def _problem(group: BaseExceptionGroup[Exception]) -> str:
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
-    return found.code if isinstance(found, resp.RefusedError) else type(found).__name__
+    match found:
+        case resp.RefusedError():
+            return found.code
+        case resp.TooOldError():
+            return str(found)
+        case _:
+            return type(found).__name__
 
 
 def _ignore(_data: bytes) -> None:
@@ -219,7 +232,3 @@ def _address(ip: bytes, port: bytes) -> tuple[str, int]:
     if not 0 < int(port) <= _PORT_MAX:
         raise ValueError("no port")
     return ip.decode(), int(port)
-
-
-def _secret(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8").strip()

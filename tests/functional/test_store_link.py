@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,31 @@ async def test_what_is_no_store_is_tried_again(answer: bytes) -> None:
         await tries(settings_.Store(url=f"redis://127.0.0.1:{port}", timeout_s=0.2), seen)
 
 
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n", "needs RESP3: "),
+        (b"-ERR unknown command 'HELLO'\r\n", "needs RESP3: Valkey, or Redis 6.0 or later"),
+        (b"-NOPROTO unsupported protocol version\r\n", "needs RESP3: Valkey, or Redis 6.0 or later"),
+        (b"-ERR max number of clients reached\r\n", "ERR"),
+    ],
+)
+async def test_a_server_without_resp3_is_told_as_what_it_is(answer: bytes, problem: str) -> None:
+    seen: asyncio.Queue[None] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4096)
+        seen.put_nowait(None)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        state = await tries(settings_.Store(url=f"redis://127.0.0.1:{port}"), seen)
+    assert state.problem.startswith(problem)
+    assert problem != "ERR" or state.problem == problem
+
+
 @pytest.mark.parametrize("message", [b"%1\r\n*1\r\n+a\r\n+x\r\n", b"~1\r\n%0\r\n", b"*x\r\n"])
 async def test_no_message_raises_into_the_loop(message: bytes) -> None:
     connection = resp.Connection(lambda _: None)
@@ -96,32 +122,68 @@ async def test_messages_that_do_end_may_be_many() -> None:
     assert not connection.gone.done()
 
 
+async def test_what_a_server_pushes_unasked_is_no_answer() -> None:
+    pushes = (
+        b">2\r\n+invalidate\r\n_\r\n>3\r\n+subscribe\r\n+other\r\n:2\r\n>3\r\n+unsubscribe\r\n_\r\n:0\r\n"
+    )
+    message = b">3\r\n+message\r\n+c\r\n$1\r\nx\r\n"
+    answers = {
+        b"HELLO": b"%1\r\n+proto\r\n:3\r\n",
+        b"SUBSCRIBE": b">3\r\n+subscribe\r\n+c\r\n:1\r\n",
+        b"PING": b"+PONG\r\n",
+        b"PUBLISH": message + b":1\r\n",
+        b"SENTINEL": b"*1\r\n%1\r\n+name\r\n+main\r\n",
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # the last: the test is over
+            while asked := await reader.read(65536):
+                for word in asked.split(b"\r\n"):
+                    writer.write(pushes + answers[word] + pushes if word in answers else b"")
+        writer.close()
+
+    heard: list[bytes] = []
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        connection = await resp.dial(("127.0.0.1", port), None, None, None, heard.append)
+        await connection.subscribe("c")
+        for _ in range(3):
+            connection.publish("c", b"x")
+        assert await connection.ask("PING") == b"PONG"
+        assert await connection.ask("SENTINEL", "MASTERS") == [{b"name": b"main"}]
+        assert await connection.ask("PING") == b"PONG"
+        assert heard == [b"x"] * 3
+        assert not connection.gone.done()
+        connection.close()
+
+
 async def test_of_a_refusal_only_a_short_first_word_is_kept() -> None:
     assert resp.RefusedError("NOPERM this user").code == "NOPERM"
     assert resp.RefusedError("A" * 100_000).code == "ERR"
 
 
 async def test_a_sentinel_that_names_no_port_is_no_end() -> None:
-    seen: asyncio.Queue[None] = asyncio.Queue()
-    told = {b"name": b"main", b"ip": b"127.0.0.1", b"port": b"65536", b"flags": b"master"}
-    masters = b"*1\r\n%4\r\n" + b"".join(
-        b"$%d\r\n%s\r\n" % (len(one), one) for pair in told.items() for one in pair
-    )
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while asked := await reader.read(4096):
-                if b"SENTINEL" in asked:
-                    seen.put_nowait(None)
-                writer.write(masters if b"SENTINEL" in asked else b"%0\r\n")
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with valkey_server.naming(b"127.0.0.1", b"65536") as (port, seen):
         await tries(settings_.Store(url=f"redis://127.0.0.1:{port}", sentinel="main", timeout_s=2), seen)
+
+
+@pytest.mark.parametrize("ip", [b"127.0.0.1", b"\xff"])
+async def test_a_sentinel_that_names_no_address_keeps_nobody_from_asking_the_next(ip: bytes) -> None:
+    async with (
+        valkey_server.naming(ip, b"65536") as (bad, _),
+        valkey_server.naming(b"10.0.0.7", b"6379") as (good, _),
+    ):
+        url = f"redis://127.0.0.1:{bad},127.0.0.1:{good}"
+        made = store.StoreLink(settings_.Store(url=url, sentinel="main"), lambda: 0.0)
+        assert await made._find() == ("10.0.0.7", 6379)
+
+
+@pytest.mark.parametrize("entry", ["127.0.0.1:x", "a..b", "a" * 64])  # no port, no names: as IDNA has it
+async def test_a_sentinel_that_can_not_be_asked_keeps_nobody_from_asking_the_next(entry: str) -> None:
+    async with valkey_server.naming(b"10.0.0.7", b"6379") as (good, _):
+        url = f"redis://{entry},127.0.0.1:{good}"
+        made = store.StoreLink(settings_.Store(url=url, sentinel="main"), lambda: 0.0)
+        assert await made._find() == ("10.0.0.7", 6379)
 
 
 async def test_who_is_let_in_and_turned_out_again_waits_longer_each_time() -> None:
@@ -176,13 +238,13 @@ async def test_a_password_file_that_is_no_text_is_a_problem_and_is_read_again(
     file = tmp_path / "password"
     file.write_bytes(b"\xff\xfe\xff")
     seen: asyncio.Queue[None] = asyncio.Queue()
-    read = store._secret
+    read = store.secret
 
     def secret(path: str | None) -> str | None:
         seen.put_nowait(None)
         return read(path)
 
-    monkeypatch.setattr(store, "_secret", secret)
+    monkeypatch.setattr(store, "secret", secret)
     state = await tries(settings_.Store(url="redis://127.0.0.1:1", password_file=str(file)), seen)
     assert state.problem == "UnicodeDecodeError"
 

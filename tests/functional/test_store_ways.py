@@ -318,6 +318,41 @@ async def test_sentinels_move_the_link_to_the_new_primary(tmp_path: Path, how: s
         assert str(at_sentinel).count("user=kvring") <= 2 * len(pair.links)  # each asks over one or two
 
 
+async def test_a_sentinel_is_asked_over_tls_as_its_own_user(tmp_path: Path) -> None:
+    own = certificates.Authority("store").write(tmp_path, "store")
+    certificates.Authority("others").write(tmp_path, "other")
+    async with (
+        valkey_server.running(tmp_path, "data", port=valkey_server.free_port()) as primary,
+        sentinels(tmp_path, primary, count=1) as watching,
+        valve.valve(watching[0].socket, spoken(*own)) as door,
+    ):
+        asked = {
+            "url": f"valkeys://localhost:{door.port}",
+            "sentinel": "fleet",
+            "sentinel_user": "kvring",
+            "sentinel_password_file": secret(tmp_path, "SECRET"),
+        }
+        trusting = store.StoreLink(settings_.Store(**asked, ca_file=str(tmp_path / "store.ca")), lambda: 0.0)
+        assert await trusting._find() == ("127.0.0.1", primary.port)
+        wary = store.StoreLink(settings_.Store(**asked, ca_file=str(tmp_path / "other.ca")), lambda: 0.0)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await wary._find()
+
+
+async def test_behind_sentinels_with_tls_the_server_is_reached_over_tls_too(tmp_path: Path) -> None:
+    """A real Sentinel can't name a server whose TLS is a valve's: it would have to ask it in plaintext."""
+    own = certificates.Authority("store").write(tmp_path, "store")
+    async with (
+        valkey_server.running(tmp_path) as server,
+        valve.valve(server.socket, spoken(*own)) as door,
+        valkey_server.naming(b"localhost", b"%d" % door.port, spoken(*own)) as (port, questions),
+    ):
+        url, authority = f"valkeys://localhost:{port}", str(tmp_path / "store.ca")
+        async with ends(settings_.Store(url=url, sentinel="main", ca_file=authority)) as pair:
+            await pair.talk()
+        assert questions.qsize() >= 2
+
+
 async def connected(servers: list[valkey_server.Server]) -> list[int]:
     """Links that are subscribed at each server."""
     return [(await one.ask("PUBSUB", "NUMSUB", "kvring"))[1] for one in servers]

@@ -148,7 +148,7 @@ async def test_with_a_client_ca_only_its_clients_get_in(
     [
         (
             {"certificate_file": "/no/a.pem", "key_file": "/no/a.key"},
-            "/no/a.key can't be read: No such file or directory\n",
+            "tls.key_file: /no/a.key can't be read: No such file or directory\n",
         ),
         ({"certificate_file": "a.pem"}, "tls.key_file: missing"),
         ({"client_ca_file": "/dev/null"}, "/dev/null is no PEM certificate"),

@@ -22,6 +22,10 @@ WRONG = {
     "conformance x --jobs 0": "kvring conformance: --jobs: 0 is not in 1..64; see kvring conformance --help",
     "conformance --list --only x": "kvring conformance: 'x' is no check; --list shows them",
     "state --watch 0": "kvring state: --watch: 0 is not in 0.1..86400; see kvring state --help",
+    "probe --timeout-s -1": "kvring probe: --timeout-s: -1 is not in 0.1..3600; see kvring probe --help",
+    "probe --timeout-s nan": "kvring probe: --timeout-s: nan is not in 0.1..3600; see kvring probe --help",
+    "up --replicas 0": "kvring up: --replicas: 0 is not in 1..64; see kvring up --help",
+    "sim-replica --count 0": "kvring sim-replica: --count: 0 is not in 1..256; see kvring sim-replica --help",
     "": "kvring: the following arguments are required: COMMAND; see kvring --help",
 }
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from extproc import choice as choices
-from extproc import exchange, hooks, ledger, pool, prompt, protocol, router
+from extproc import exchange, hooks, ledger, outbox, pool, prompt, protocol, router
 from extproc.choice import Why
 from extproc.protocol import BodyMode, Echo, Phase, Refuse, Reply, Steer
 
@@ -148,11 +148,40 @@ def test_what_another_endpoint_served_counts_there() -> None:
     feed(one, protocol.ResponseHeaders(200, False, other.address))
     assert (held(of, first.id), held(of, other.id)) == (0, blocks)
     assert (work(of, first.id), work(of, other.id)) == ((0, 0), load)
+    for record in (of.sent, of.sent_own):
+        assert [record.to(e.id).requests for e in (first, other)] == [1, 1]  # what metrics show never falls
+        assert [record.to(e.id).net().requests for e in (first, other)] == [0, 1]
+        gone, got = record.to(first.id).net(), record.to(other.id).net()
+        assert (gone.keyed, gone.prompt_tokens, gone.prompt_bytes, gone.gpu_tokens) == (0, 0, 0, 0)
+        assert (got.keyed, got.prompt_tokens) == (1, chosen(one).prompt_tokens)
     assert one.endpoint == other
     one.close()
     assert work(of, other.id) == (0, 0)
     assert of.ledger.open_leases == 0
     assert chosen(sent(of)).endpoint == other, "the prompt's cache is there now"
+
+
+@pytest.mark.parametrize("entries", [None, outbox.Outbox()], ids=["alone", "one of several"])
+def test_a_prediction_goes_with_the_request_to_who_served_it(entries: outbox.Outbox | None) -> None:
+    of = chooser(2)
+    of = router.Router(of.pool, of.settings, entries)
+    warm = chosen(sent(of))  # from now on the first is thought to hold the prompt
+    first = warm.endpoint
+    other = next(e for e in of.pool.endpoints if e != first)
+    records = (of.sent, of.sent_own)
+    before = [record.to(first.id).net() for record in records]
+    one = sent(of)
+    assert chosen(one).endpoint == first
+    assert [record.to(first.id).gpu_tokens > 1000 for record in records] == [True, True]
+    feed(one, protocol.ResponseHeaders(200, False, other.address))
+    for record, was in zip(records, before, strict=True):
+        left = record.to(first.id).net()
+        assert (left.requests, left.prompt_tokens, left.prompt_bytes) == (
+            was.requests, was.prompt_tokens, was.prompt_bytes
+        )  # fmt: skip
+        assert left.gpu_tokens == left.cached_tokens == was.gpu_tokens == 0
+        got = record.to(other.id).net()
+        assert (got.requests, got.prompt_tokens, got.gpu_tokens) == (1, warm.prompt_tokens, 0)
 
 
 def test_what_the_chosen_one_served_stays_as_it_was() -> None:
@@ -171,6 +200,7 @@ def test_what_a_stranger_served_counts_nowhere() -> None:
     first = chosen(one).endpoint
     feed(one, protocol.ResponseHeaders(200, False, "1.2.3.4:5"))
     assert held(of, first.id) == of.ledger.open_leases == 0
+    assert (of.sent.to(first.id).requests, of.sent.to(first.id).net().requests) == (1, 0)
     assert one.endpoint is None
     feed(one, protocol.ResponseBody(b"x", True))
     one.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from extproc import usage
 from extproc.usage import Usage
 
 OPENAI = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
+REPORT = b'"usage": {"a": {"\\\\\\"}": 1}, "prompt_tokens": 9}'
 TEXT = 'é "quotes" {braces} \\ 😀 "usage": {"prompt_tokens": 1}'
 
 
@@ -122,13 +125,47 @@ def test_an_answer_is_read_alike_whole_byte_by_byte_and_cut_in_two_anywhere(
 
 
 @settings(deadline=None)
-@given(st.lists(st.binary(max_size=60) | st.just(b'"usage":{') | st.just(b'"usage"'), max_size=30))
+@given(
+    st.lists(
+        st.binary(max_size=60)
+        | st.sampled_from([b'"usage":{', b'"usage"', b"\\", b'"', b"{", b"}", b" :", REPORT]),
+        max_size=30,
+    )
+)
 def test_whatever_bytes_come_they_are_read_alike_however_cut_and_little_is_kept(pieces: list[bytes]) -> None:
     reader = usage.Reader()
     for piece in pieces:
         reader.feed(piece)
         assert len(reader._kept) <= usage._BYTES_MAX
-    assert reader.usage == read([b"".join(pieces)])
+    whole = b"".join(pieces)
+    assert reader.usage == read([whole]) == read([whole[at : at + 1] for at in range(len(whole))])
+
+
+@pytest.mark.parametrize("begun", [b'"usage"', b'"usage":{', b'"usage":{"', b'"usage":{"\\\\'])
+def test_each_byte_of_a_report_is_looked_at_once_however_it_is_cut(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    for name in ("_BLANK", "_MARK"):
+        monkeypatch.setattr(usage, name, Counted(getattr(usage, name), looked))
+    rest = b" " * 1500 if begun == b'"usage"' else b'a\\\\,{"b\\"' * 150
+    read([begun, *(rest[at : at + 1] for at in range(len(rest)))])
+    assert len(rest) <= sum(looked) <= 3 * len(begun + rest)
+
+
+class Counted:
+    """A pattern that notes how many bytes it was given to look at."""
+
+    def __init__(self, pattern: re.Pattern[bytes], looked: list[int]) -> None:
+        self._pattern, self._looked = pattern, looked
+
+    def match(self, text: bytes, start: int, end: int) -> re.Match[bytes] | None:
+        self._looked.append(end - start)
+        return self._pattern.match(text, start, end)
+
+    def finditer(self, text: bytes, start: int, end: int) -> Iterator[re.Match[bytes]]:
+        self._looked.append(end - start)
+        return self._pattern.finditer(text, start, end)
 
 
 def test_a_report_that_never_ends_is_given_up_and_a_later_one_is_read() -> None:
