@@ -59,7 +59,7 @@ class View:
     """
 
     __slots__ = (
-        "_company", "_gone", "_greets", "_hearing", "_looked_s", "_peers", "_room", "_routers", "_said_s",
+        "_company", "_gone", "_greets", "_hearing", "_peers", "_room", "_routers", "_said_s",
         "_sender", "_telling", "_warming", "counts", "reached", "settings", "strange", "warm",
     )  # fmt: skip
 
@@ -83,7 +83,6 @@ class View:
         self._room = peer.Room(LEASES_MAX)
         self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
         self._said_s = -math.inf  # when the last message was made
-        self._looked_s = -math.inf
         self._greets = True
         self._warming: int | None = None  # the peer that was asked for all it knows
         self._company = 0  # peers, when messages passed
@@ -124,7 +123,7 @@ class View:
 
         Args: now [s, monotonic].
         """
-        self._look(now)
+        self._expire(now)
         waits = self.due_s < math.inf
         if not waits and now < self._said_s + self.settings.beat_s:
             return None
@@ -134,7 +133,7 @@ class View:
         """In place of `flush` while no message passes: what happened is told when one does, as much as the
         outbox takes.
         """
-        self._look(now)
+        self._expire(now)
         self._telling.hold()
 
     def bye(self, now: float) -> bytes:
@@ -193,11 +192,6 @@ class View:
                 met.missing.notice(since - peer.OVERLAP_S, now)
             self._ask(batch.sender, met, now, leases=True)
         return met
-
-    def _look(self, now: float) -> None:
-        if now >= self._looked_s + self.settings.look_s:
-            self._looked_s = now
-            self._expire(now)
 
     def _expire(self, now: float) -> None:
         for number, one in list(self._peers.items()):
