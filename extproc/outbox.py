@@ -6,11 +6,12 @@
 The ledger and the router write, the shared view reads (`news.view`). What waits has a weight, by which the
 reader tells it sooner or later:
 
-    weight = sum over dispatches of (uncached tokens + 64)         [tokens]; infinite with a restart
+    weight = sum over dispatches of (uncached tokens + 128)        [tokens]; infinite with a restart
 
-That is how far others are wrong about the work of endpoints, as `policy.cost` reckons an open request. First
-tokens, ends and answers weigh nothing: they go with what does. Nobody waits for the reader: where it is slow,
-the oldest entries leave, counted, and what they would have told is told again by the list of open leases.
+That is how far others are wrong about what endpoints have to do; an open request counts beside its prefill,
+as others cap open requests. First tokens, ends and answers weigh nothing: they go with what does. Nobody
+waits for the reader: where it is slow, the oldest entries leave, counted, and what they would have told is
+told again by the list of open leases.
 
 Never: prompt text; more than `entries_max` entries, or `BLOCKS_MAX` blocks in them; a lease that stays `open`
 after its end.
@@ -32,7 +33,9 @@ __all__ = ["ENTRIES_MAX", "Answered", "Began", "Ended", "Entry", "Open", "Outbox
 ENTRIES_MAX = 8192
 BLOCKS_MAX = 1 << 17
 RESTARTS_MAX = 1024
-OPEN_TOKENS = 64
+OPEN_TOKENS = 128
+"""What an open request weighs beside its prefill. Eight, the floor of the cap on open requests, weigh as
+much as is told soon (`news.view.Settings`)."""
 
 
 class Began(msgspec.Struct, frozen=True, gc=False):

@@ -41,7 +41,7 @@ class Settings:
     `patience_s`: before a question is asked again. `peers_max`: others that are listened to.
     """
 
-    heavy_tokens: int = 512
+    heavy_tokens: int = 1024
     gather_s: float = 0.05
     part_s: float = 0.005
     beat_s: float = 0.5
