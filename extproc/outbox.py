@@ -3,10 +3,15 @@
     began -> prefilled -> ended          of each own lease, in this order
     restarts                             endpoints whose process is a new one
 
-The ledger and the router write, the shared view reads (`news.view`). What the others need for their next
-choice, a dispatch or a restart, presses; the rest may wait for it. Nobody waits for the reader: where it is
-slow, the oldest entries leave, counted, and what they would have told is told again by the list of open
-leases.
+The ledger and the router write, the shared view reads (`news.view`). What waits has a weight, by which the
+reader tells it sooner or later:
+
+    weight = sum over dispatches of (uncached tokens + 128)        [tokens]; infinite with a restart
+
+That is how far others are wrong about what endpoints have to do; an open request counts beside its prefill,
+as others cap open requests. First tokens, ends and answers weigh nothing: they go with what does. Nobody
+waits for the reader: where it is slow, the oldest entries leave, counted, and what they would have told is
+told again by the list of open leases.
 
 Never: prompt text; more than `entries_max` entries, or `BLOCKS_MAX` blocks in them; a lease that stays `open`
 after its end.
@@ -15,6 +20,7 @@ Called by: router, ledger (write), news.view (reads).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import msgspec
@@ -27,6 +33,9 @@ __all__ = ["ENTRIES_MAX", "Answered", "Began", "Ended", "Entry", "Open", "Outbox
 ENTRIES_MAX = 8192
 BLOCKS_MAX = 1 << 17
 RESTARTS_MAX = 1024
+OPEN_TOKENS = 128
+"""What an open request weighs beside its prefill. Eight, the floor of the cap on open requests, weigh as
+much as is told soon (`news.view.Settings`)."""
 
 
 class Began(msgspec.Struct, frozen=True, gc=False):
@@ -94,11 +103,11 @@ Entry = Began | Prefilled | Ended | Answered
 
 class Outbox:
     """One process's entries. `open`: own leases that have not ended; `dropped`: entries nobody read in
-    time; `restarts`: pool and name of endpoints that were seen to be another process; `presses`: whether
-    something that waits should be told soon.
+    time; `restarts`: pool and name of endpoints that were seen to be another process; `weight`: of what
+    waits [tokens, >= 0].
     """
 
-    __slots__ = ("_blocks", "_entries", "_entries_max", "_numbers", "dropped", "open", "presses", "restarts")
+    __slots__ = ("_blocks", "_entries", "_entries_max", "_numbers", "dropped", "open", "restarts", "weight")
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         """`entries_max`: kept until they are taken [>= 1]."""
@@ -109,7 +118,7 @@ class Outbox:
         self.open: dict[int, Open] = {}
         self.restarts: deque[tuple[str, _pool.EndpointId]] = deque(maxlen=RESTARTS_MAX)
         self.dropped = 0
-        self.presses = False
+        self.weight = 0.0
 
     def __len__(self) -> int:
         """Entries that wait."""
@@ -158,7 +167,7 @@ class Outbox:
             dispatch.prefills,
         )
         self._note(dispatch)
-        self.presses = True
+        self.weight += dispatch.uncached_tokens + OPEN_TOKENS
 
     def prefilled(self, number: int) -> None:
         """The prompt of an open lease is prefilled."""
@@ -195,13 +204,13 @@ class Outbox:
     def restarted(self, pool_name: str, endpoint: _pool.EndpointId) -> None:
         """An endpoint was seen to be another process."""
         self.restarts.append((pool_name, endpoint))
-        self.presses = True
+        self.weight = math.inf
 
     def take(self, entries_max: int) -> list[Entry]:
         """The oldest entries, at most so many; they are gone from here then."""
         waiting = self._entries
         if entries_max >= len(waiting):
-            self.presses = False
+            self.weight = 0.0
         return [self._oldest() for _ in range(min(entries_max, len(waiting)))]
 
     def _note(self, entry: Entry) -> None:

@@ -11,6 +11,7 @@ Never: a number twice; a batch larger than `message.BYTES_MAX`. Called by: news.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,10 +78,10 @@ class Telling:
         return bool(self._asks or self._answers or self.leases_wanted)
 
     @property
-    def presses(self) -> bool:
-        """Whether it should be told soon: more than some ends and first tokens."""
+    def weight(self) -> float:
+        """Of what waits [tokens, >= 0]; infinite where it is more than one batch takes."""
         waiting = self._outbox
-        return waiting.presses or bool(self._waiting) or len(waiting) >= _ENTRIES or self.hurries
+        return math.inf if self._waiting or len(waiting) >= _ENTRIES else waiting.weight
 
     def hold(self) -> None:
         """Nothing can be told at present. What happened waits; restarts don't: when something can be told

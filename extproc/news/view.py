@@ -34,13 +34,14 @@ _GONE_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`gather_s`: the shortest time between two messages where nothing hurries, since a message costs more
-    than what is in it; `part_s`: the same between two parts of an answer; `beat_s`: the longest a replica
-    says nothing, with ends and first tokens to tell or without; `look_s`: how often it is looked whether that
-    is over. `silent_s`: after which it is gone; `patience_s`: before a question is asked again. `peers_max`:
-    others that are listened to.
+    """A message costs more than what is in it, so there is a least time from one to the next: `gather_s` if
+    what waits weighs `heavy_tokens` or more (see `outbox`), `look_s` if less, `part_s` between two parts of
+    an answer. `look_s` is also the longest from one look at what waits to the next, `beat_s` the longest a
+    replica says nothing, with ends and first tokens to tell or without. `silent_s`: after which it is gone;
+    `patience_s`: before a question is asked again. `peers_max`: others that are listened to.
     """
 
+    heavy_tokens: int = 1024
     gather_s: float = 0.05
     part_s: float = 0.005
     beat_s: float = 0.5
@@ -58,7 +59,7 @@ class View:
     """
 
     __slots__ = (
-        "_company", "_gone", "_greets", "_hearing", "_looked_s", "_peers", "_room", "_routers", "_said_s",
+        "_company", "_gone", "_greets", "_hearing", "_peers", "_room", "_routers", "_said_s",
         "_sender", "_telling", "_warming", "counts", "reached", "settings", "strange", "warm",
     )  # fmt: skip
 
@@ -82,7 +83,6 @@ class View:
         self._room = peer.Room(LEASES_MAX)
         self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
         self._said_s = -math.inf  # when the last message was made
-        self._looked_s = -math.inf
         self._greets = True
         self._warming: int | None = None  # the peer that was asked for all it knows
         self._company = 0  # peers, when messages passed
@@ -107,23 +107,25 @@ class View:
 
     @property
     def due_s(self) -> float:
-        """When what presses is to be told [s, monotonic]; never, if nothing presses.
+        """When what waits is to be told [s, monotonic]; never, if nothing does that weighs.
 
         At once after a silence: gathering would not make fewer messages, only later ones.
         """
         if self._telling.hurries:
             return self._said_s + self.settings.part_s
-        presses = self._greets or self._telling.presses
-        return self._said_s + self.settings.gather_s if presses else math.inf
+        weight = self._telling.weight
+        if self._greets or weight >= self.settings.heavy_tokens:
+            return self._said_s + self.settings.gather_s
+        return self._said_s + self.settings.look_s if weight else math.inf
 
     def flush(self, now: float) -> bytes | None:
-        """The next message, None if nothing presses and the others have heard from here lately.
+        """The next message, None if nothing waits that weighs and the others have heard from here lately.
 
         Args: now [s, monotonic].
         """
-        self._look(now)
-        presses = self._greets or self._telling.presses
-        if not presses and now < self._said_s + self.settings.beat_s:
+        self._expire(now)
+        waits = self.due_s < math.inf
+        if not waits and now < self._said_s + self.settings.beat_s:
             return None
         return self._message(now)
 
@@ -131,7 +133,7 @@ class View:
         """In place of `flush` while no message passes: what happened is told when one does, as much as the
         outbox takes.
         """
-        self._look(now)
+        self._expire(now)
         self._telling.hold()
 
     def bye(self, now: float) -> bytes:
@@ -190,11 +192,6 @@ class View:
                 met.missing.notice(since - peer.OVERLAP_S, now)
             self._ask(batch.sender, met, now, leases=True)
         return met
-
-    def _look(self, now: float) -> None:
-        if now >= self._looked_s + self.settings.look_s:
-            self._looked_s = now
-            self._expire(now)
 
     def _expire(self, now: float) -> None:
         for number, one in list(self._peers.items()):

@@ -1,8 +1,9 @@
 """Sharing: moves messages between the view and a link, at the right time.
 
 The server says when something happened. A choice is told at once, unless a message left just before: then
-all that happens until the next is due leaves in it (`view.Settings`). What comes is taken in at once. Twice
-a second at least something is said, so that the others know that we live.
+all that happens until the next is due leaves in it (`view.Settings`). What comes is taken in at once. Some
+times a second it is looked whether something waits; twice a second at least something is said, so that the
+others know that we live.
 
 Never: a request that waits for any of it. Called by: app.
 """
@@ -36,11 +37,12 @@ class Sharing:
         self._entries = entries
         self._link = way
         self._clock = clock
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.Handle | None = None  # for what is due before the next look
+        self._look_s = -math.inf  # when that is
 
     def poke(self) -> None:
         """Something may have happened: tell it soon."""
-        if self._timer is None and self._entries.presses:
+        if self._timer is None and self._entries.weight:
             self._plan()
 
     async def run(self) -> None:
@@ -89,9 +91,9 @@ class Sharing:
         )  # fmt: skip
 
     def _plan(self) -> None:
-        """Be back when what presses is due."""
+        """Be back for what is due before the next look."""
         due_s = self._view.due_s
-        if self._timer is not None or due_s == math.inf:
+        if self._timer is not None or due_s >= self._look_s:
             return
         loop = asyncio.get_running_loop()
         wait_s = due_s - self._clock()
@@ -111,16 +113,21 @@ class Sharing:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        now = self._clock()
+        self._look_s = now + self._view.settings.look_s
         self._view.reached = self._link.state.connected
         if not self._link.state.carries:
-            self._view.hold(self._clock())
+            self._view.hold(now)
             return
-        data = self._view.flush(self._clock())
+        data = self._view.flush(now)
         if data is not None:
             self._link.send(data)
         self._plan()
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._view.settings.look_s)
-            self._flush()
+            wait_s = self._look_s - self._clock()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            else:
+                self._flush()

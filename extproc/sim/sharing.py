@@ -9,7 +9,6 @@ Law: no chance, no clock but the simulation's. Called by: simulation.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 from extproc.news import view
@@ -41,7 +40,9 @@ class Sharing:
         for one in self._views:
             one.reached = True
         self._due = [False] * len(self._views)
-        self._beat()
+        self._look_s = [0.0] * len(self._views)
+        for number in range(len(self._views)):
+            self._beat(number)
 
     @property
     def told(self) -> int:
@@ -56,13 +57,14 @@ class Sharing:
     def poke(self) -> None:
         """Something may have happened: it is told soon."""
         for number, one in enumerate(self._views):
-            if not self._due[number] and one.due_s < math.inf:
+            if not self._due[number] and one.due_s < self._look_s[number]:
                 self._due[number] = True
                 wait_s = max(one.due_s - self._timer.now, 0.0)
                 self._timer.after(wait_s, functools.partial(self._flush, number))
 
     def _flush(self, number: int) -> None:
         self._due[number] = False
+        self._look_s[number] = self._timer.now + self._views[number].settings.look_s
         data = self._views[number].flush(self._timer.now)
         if data is not None:
             self._timer.after(self._delay_s, functools.partial(self._arrive, number, data))
@@ -74,8 +76,7 @@ class Sharing:
                 one.hear(data, self._timer.now)
         self.poke()
 
-    def _beat(self) -> None:
-        for number in range(len(self._views)):
-            if not self._due[number]:
-                self._flush(number)
-        self._timer.after(_USUAL.look_s, self._beat)
+    def _beat(self, number: int) -> None:
+        if self._timer.now >= self._look_s[number]:
+            self._flush(number)
+        self._timer.at(self._look_s[number], functools.partial(self._beat, number))

@@ -1,5 +1,6 @@
 """Laws of what replicas tell each other: whatever is lost or forged, views meet again, and nothing breaks."""
 
+import itertools
 import math
 import random
 import tracemalloc
@@ -207,13 +208,73 @@ def test_who_continues_an_answer_finds_its_endpoint_wherever_it_was_given():
     assert (made.endpoint.id, made.keyed_by) == ("b", choice.KeyedBy.PREVIOUS)
 
 
-def test_two_dispatches_within_the_least_time_between_messages_leave_in_one():
+def test_a_dispatch_just_after_a_message_waits_for_the_next_look_or_for_enough_to_tell():
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other], 0.0)
+    asked = one.view.settings
+    one.ask((1, 2, 3), now)
+    assert one.view.due_s <= now  # at once, after a silence
+    other.view.hear(one.view.flush(now), now)
+    one.ask((4, 5, 6), now + 0.001)
+    assert one.view.due_s == pytest.approx(now + asked.look_s)
+    one.ask(tuple(range(100, 120)), now + 0.002)
+    assert one.entries.weight >= asked.heavy_tokens
+    assert one.view.due_s == pytest.approx(now + asked.gather_s)
+    other.view.hear(one.view.flush(now + asked.gather_s), now + asked.gather_s)
+    assert other.router.ledger.open_leases == 3
+    assert one.view.due_s == math.inf
+
+
+def test_a_burst_on_a_hot_prefix_is_told_at_the_shortest_distance():
+    one, other = Replica(1), Replica(2)
+    hot = tuple(range(1, 40))
+    one.ask(hot, 0.0)
+    now = settle([one, other], 0.0)
+    one.ask(hot, now)
+    other.view.hear(one.view.flush(now), now)
+    for number in range(1, 8):  # nothing of them is new but that they are open
+        one.ask(hot, now + 0.001 * number)
+    assert one.view.due_s == pytest.approx(now + one.view.settings.gather_s)
+
+
+@pytest.mark.parametrize("what", ["restart", "question", "greeting"])
+def test_what_others_cannot_do_without_is_told_at_the_shortest_distance(what):
     one, other = Replica(1), Replica(2)
     now = settle([one, other], 0.0)
     one.ask((1, 2, 3), now)
-    other.view.hear(one.view.flush(now), now)
-    one.ask((4, 5, 6), now + 0.001)
-    assert one.view.due_s == pytest.approx(now + one.view.settings.gather_s)
+    one.view.flush(now)  # lost: the next one shows the hole
+    if what == "restart":
+        one.router.restart(pool.EndpointId("a"), now)
+        assert one.view.due_s == pytest.approx(now + one.view.settings.gather_s)
+    elif what == "greeting":
+        one.view.greet()
+        assert one.view.due_s == pytest.approx(now + one.view.settings.gather_s)
+    else:
+        other.view.flush(now + 0.5)
+        one.ask((4, 5, 6), now + 0.5)
+        other.view.hear(one.view.flush(now + 0.5), now + 0.5)
+        assert other.view.due_s == pytest.approx(now + 0.5 + other.view.settings.part_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.0, 0.3), st.integers(0, 1500)), max_size=40))
+def test_nothing_that_weighs_waits_longer_than_a_look_or_a_lot_of_it_longer_than_it_is_gathered(dispatches):
+    one = Replica(1)
+    asked = one.view.settings
+    one.view.flush(0.0)
+    now, since, said = 0.0, math.inf, [0.0]
+    for number, (wait_s, tokens) in enumerate(dispatches, 1):
+        now += wait_s
+        if one.view.due_s <= now:
+            assert one.view.due_s - said[-1] <= asked.look_s + 1e-9
+            said.append(max(one.view.due_s, since))
+            assert one.view.flush(said[-1]) is not None
+            since = math.inf
+        since = min(since, now)
+        one.entries.began(outbox.Began(number, "p", pool.EndpointId("a"), uncached_tokens=tokens))
+        heavy = one.entries.weight >= asked.heavy_tokens
+        assert one.view.due_s == pytest.approx(said[-1] + (asked.gather_s if heavy else asked.look_s))
+    assert all(late - early >= asked.gather_s - 1e-9 for early, late in itertools.pairwise(said))
 
 
 def test_an_outbox_nobody_reads_is_bounded_in_entries_and_in_blocks():

@@ -272,6 +272,12 @@ class TestSeveralRouters:
         assert hits[scenario.Sharing.NOTHING] < hits[scenario.Sharing.EXACT] - 0.1
         assert hits[scenario.Sharing.DELAYED] == pytest.approx(hits[scenario.Sharing.EXACT], abs=0.08)
 
+    def test_short_turns_of_conversations_are_told_several_in_a_message(self):
+        asked = short("chat", 40, routers=3, sharing=scenario.Sharing.DELAYED)
+        made = simulation.Simulation(asked, FACTORIES["cost"], 1)
+        records = made.run()
+        assert made.told[0] < 0.85 * len(records)  # one a dispatch, 50 ms apart, are 1.03
+
     def test_a_baseline_that_cannot_learn_runs_alone(self):
         class Always:
             """The first endpoint."""
