@@ -59,7 +59,7 @@ class View:
     """
 
     __slots__ = (
-        "_company", "_gone", "_greets", "_hearing", "_peers", "_room", "_routers", "_said_s",
+        "_began_s", "_company", "_gone", "_greets", "_hearing", "_peers", "_room", "_routers", "_said_s",
         "_sender", "_telling", "_warming", "counts", "reached", "settings", "strange", "warm",
     )  # fmt: skip
 
@@ -82,6 +82,7 @@ class View:
         self._peers: dict[int, peer.Peer] = {}
         self._room = peer.Room(LEASES_MAX)
         self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
+        self._began_s = math.inf  # when it first heard or told something
         self._said_s = -math.inf  # when the last message was made
         self._greets = True
         self._warming: int | None = None  # the peer that was asked for all it knows
@@ -154,6 +155,7 @@ class View:
         if isinstance(batch, message.Strange):
             self.strange[batch] += 1
             return
+        self._began_s = min(self._began_s, now)
         known = self._peers.get(batch.sender)
         if batch.bye:
             if known is not None:
@@ -188,8 +190,9 @@ class View:
             if not self.warm and self._warming is None:
                 self._warming = batch.sender
                 met.missing.notice(now - peer.ALL_S, now)
-            elif since is not None:
-                met.missing.notice(since - peer.OVERLAP_S, now)
+            else:  # what it told since we were there, and perhaps nobody heard; what is older others tell
+                before_s = self._began_s if since is None else since
+                met.missing.notice(before_s - peer.OVERLAP_S, now)
             self._ask(batch.sender, met, now, leases=True)
         return met
 
@@ -274,6 +277,7 @@ class View:
 
     def _message(self, now: float, *, bye: bool = False) -> bytes:
         batch = self._telling.batch(bye=bye)
+        self._began_s = min(self._began_s, now)
         self._said_s, self._greets = now, False
         data = message.encode(batch)
         self.counts.told += 1
