@@ -23,7 +23,7 @@ Called by: router (take, load), exchange (release).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -127,7 +127,7 @@ class _Account:
 
     def __init__(self) -> None:
         self.leases: dict[Lease, None] = {}  # those open, in the order they were taken
-        self.marks: dict[chain.BlockHash, int] = {}
+        self.marks: Counter[chain.BlockHash] = Counter()
         self.rest_tokens = 0
         self.inflight = 0
         self.pending = 0
@@ -204,8 +204,7 @@ class Lease:
         _expire(account, now, self._ledger)
         self.tokens = uncached_tokens
         account.leases[self] = None
-        for mark in holds.marks:
-            account.marks[mark] = account.marks.get(mark, 0) + 1
+        account.marks.update(holds.marks)
         account.rest_tokens += holds.rest_tokens
         account.inflight += 1
         account.pending += uncached_tokens

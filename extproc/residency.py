@@ -9,7 +9,7 @@ A tier's tree is filled by every dispatch, so the host tree (larger) contains wh
 external tier is one tree for all endpoints and outlives their restarts.
 
 Never: a block without the block before it; more blocks than the capacity; a hit on a block idle for longer
-than `idle_s`. About 200 bytes a block. Called by: router.
+than `idle_s`. About 220 bytes a block. Called by: router.
 Source: eviction order of vLLM's free queue (see docs/routing.md).
 """
 
