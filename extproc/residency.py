@@ -109,7 +109,7 @@ class Residency:
             return NOTHING
         external = self._external.depth(hashes) if self._capacity.external_blocks else 0
         gpu, answered = self._gpu.held(hashes)
-        host, _ = self._host.held(hashes)
+        host = self._host.held(hashes)[0] if self._host.trees else {}
         return Held(gpu, host, external, answered)
 
     def match(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> Match:
