@@ -226,6 +226,8 @@ class _Edge:
 def _common(edge: array[chain.BlockHash], hashes: tuple[chain.BlockHash, ...], start: int) -> int:
     """How many blocks of `edge` equal those of `hashes` from `start` on; equal hashes mean equal starts."""
     low, high = 0, min(len(edge), len(hashes) - start)
+    if high and edge[high - 1] == hashes[start + high - 1]:  # nearly always: one of them ends, none differs
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if edge[middle - 1] == hashes[start + middle - 1]:
