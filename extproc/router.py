@@ -64,8 +64,8 @@ class Router:
 
     __slots__ = (
         "_candidates", "_homes", "_members", "_restarts", "_seats", "_survey", "_turns", "anchors", "answers",
-        "ledger", "outbox", "pool", "ramp", "residency", "ring", "sent", "sent_own", "settings", "signals",
-        "unheard",
+        "ledger", "outbox", "pool", "ramp", "records", "residency", "ring", "sent", "sent_own", "settings",
+        "signals", "unheard",
     )  # fmt: skip
 
     def __init__(self, pool: _pool.Pool, settings: Settings, outbox: _outbox.Outbox | None = None) -> None:
@@ -88,6 +88,7 @@ class Router:
         self.ramp = _ramp.Ramp(settings.slow_start_s)
         self.sent = _sent.Record()  # by all replicas, as far as is known
         self.sent_own = self.sent if outbox is None else _sent.Record()
+        self.records = (self.sent,) if outbox is None else (self.sent, self.sent_own)  # of an own request
         self._restarts: dict[_pool.EndpointId, tuple[float, bool]] = {}  # when, and whether seen here
         self._members = {endpoint.id for endpoint in pool.endpoints}
         self.signals = _signals.Board(settings.signals_age_max_s)
@@ -102,7 +103,7 @@ class Router:
             self._homes = homes.Homes(self.ring)
             self._seats = _apart.Seats(self.ring)
             members = {endpoint.id for endpoint in pool.endpoints}
-            for kept in (self.ledger, self.residency, self.ramp, self.sent, self.sent_own, self.signals):
+            for kept in (self.ledger, self.residency, self.ramp, *self.records, self.signals):
                 kept.retain(members)
             self._survey.retain(members)
             self._members = members
@@ -134,8 +135,8 @@ class Router:
         """Another endpoint has taken over its name: as `restart`, and what is open is not open there."""
         self.restart(endpoint, now)
         self.ledger.forget(endpoint)
-        self.sent.forget(endpoint)
-        self.sent_own.forget(endpoint)
+        for record in self.records:
+            record.forget(endpoint)
 
     def answered(self, answer: str, endpoint: _pool.EndpointId, now: float) -> None:
         """Note that `endpoint` gave the stored answer of this id."""
@@ -258,10 +259,9 @@ class Router:
                 noted = _choice.Noted(request.chain, self.residency.add(chosen, request.chain, now), now)
             read = 0.0 if request.chain is None else request.tokens
             gpu_tokens = held.of(chosen).gpu_blocks * self.block_tokens
-            told = chosen, uncached, read, gpu_tokens, cached, read * self.settings.bytes_per_token
-            self.sent.count(*told)
-            if self.sent_own is not self.sent:
-                self.sent_own.count(*told)
+            read_bytes = read * self.settings.bytes_per_token
+            for record in self.records:
+                record.to(chosen).add(uncached, read, gpu_tokens, cached, read_bytes)
         lease = self.ledger.take(chosen, uncached, now, footprint)
         if self.outbox is not None:
             lease.number = self.outbox.dispatched(

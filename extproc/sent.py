@@ -98,18 +98,6 @@ class Record:
             found = self._sent[endpoint] = Sent()
         return found
 
-    def count(
-        self,
-        endpoint: pool.EndpointId,
-        uncached_tokens: int,
-        prompt_tokens: float,
-        gpu_tokens: float,
-        cached_tokens: float,
-        prompt_bytes: float,
-    ) -> None:
-        """Add a request; a prompt of 0 bytes is one that could not be read."""
-        self.to(endpoint).add(uncached_tokens, prompt_tokens, gpu_tokens, cached_tokens, prompt_bytes)
-
     def take_back(
         self, endpoint: pool.EndpointId, prompt_tokens: float, gpu_tokens: float, cached_tokens: float,
         prompt_bytes: float,

@@ -10,7 +10,7 @@ Called by: exchange. Source: Gateway API Inference Extension proposal 004, the s
 
 from __future__ import annotations
 
-from extproc import choice, pool, router, sent
+from extproc import choice, pool, router
 
 __all__ = ["correct"]
 
@@ -32,34 +32,20 @@ def correct(
     if found is None:
         decision.lease.release()
         return None
-    cached = 0.0
+    tokens, cached = decision.choice.prompt_tokens, 0.0
     if noted is not None:
-        cached = chooser.residency.match(found.id, noted.chain, now).gpu_blocks * chooser.block_tokens
-        chooser.residency.add(found.id, noted.chain, now)
-    uncached = max(round(decision.choice.prompt_tokens - cached), 0)
+        cached = chooser.residency.add(found.id, noted.chain, now) * chooser.block_tokens
+    uncached = max(round(tokens - cached), 0)
     decision.lease.move(found.id, uncached, now)
     if noted is not None:
-        tokens = decision.choice.prompt_tokens
-        for record in _records(chooser):
-            record.count(
-                found.id, uncached, tokens, cached, cached, tokens * chooser.settings.bytes_per_token
-            )
+        for record in chooser.records:
+            prompt_bytes = tokens * chooser.settings.bytes_per_token
+            record.to(found.id).add(uncached, tokens, cached, cached, prompt_bytes)
     return found
 
 
 def _take_back(chooser: router.Router, made: choice.Choice, noted: choice.Noted) -> None:
     tokens, gpu_tokens = made.prompt_tokens, noted.held * chooser.block_tokens
-    for record in _records(chooser):
-        record.take_back(
-            made.endpoint.id,
-            tokens,
-            gpu_tokens,
-            made.cached_tokens,
-            tokens * chooser.settings.bytes_per_token,
-        )
-
-
-def _records(chooser: router.Router) -> list[sent.Record]:
-    """What is counted by all, and what by this process, which is the same one without others."""
-    known, own = chooser.sent, chooser.sent_own
-    return [known] if own is known else [known, own]
+    prompt_bytes = tokens * chooser.settings.bytes_per_token
+    for record in chooser.records:
+        record.take_back(made.endpoint.id, tokens, gpu_tokens, made.cached_tokens, prompt_bytes)

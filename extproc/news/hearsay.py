@@ -30,8 +30,7 @@ def learn(
             chooser.residency.add(endpoint, blocks, now)
     if told.prefills and not told.again:
         read = told.prompt_tokens if hashes else 0
-        chooser.sent.count(
-            endpoint,
+        chooser.sent.to(endpoint).add(
             told.uncached_tokens,
             read,
             told.gpu_tokens,
