@@ -145,14 +145,11 @@ class Residency:
 
     def forget(self, endpoint: pool.EndpointId) -> None:
         """Drop what died with the endpoint's process: its gpu and host tiers."""
-        self._gpu.forget(endpoint)
-        self._host.forget(endpoint)
-        self._drop_empty()
+        self._forget((endpoint,))
 
     def retain(self, members: Collection[pool.EndpointId]) -> None:
         """Forget endpoints that are not in `members`."""
-        for endpoint in self._gpu.trees.keys() - set(members):
-            self.forget(endpoint)
+        self._forget(self._gpu.trees.keys() - set(members))
         for endpoint in self._sizes.keys() - set(members):
             del self._sizes[endpoint]
 
@@ -208,6 +205,12 @@ class Residency:
             self._filled += 1
             heapq.heappush(self._due, (now, self._filled, tree))
         return held
+
+    def _forget(self, endpoints: Collection[pool.EndpointId]) -> None:
+        for endpoint in endpoints:
+            self._gpu.forget(endpoint)
+            self._host.forget(endpoint)
+        self._drop_empty()
 
     def _drop_empty(self) -> None:
         self._due = [due for due in self._due if len(due[2])]

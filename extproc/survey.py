@@ -165,9 +165,8 @@ def _cached(
             (match.any_blocks - (match.any_blocks - match.gpu_blocks) * cost) * per_block for match in matches
         ]
     if held.answered:
-        answer_tokens = (
-            _ledger.OUTPUT_TOKENS + per_block / 2
-        )  # and what of the earlier prompt filled no block
+        # The answer, and what of the earlier prompt filled no block.
+        answer_tokens = _ledger.OUTPUT_TOKENS + per_block / 2
         for name in held.answered:
             index = found.position.get(name)
             if index is not None:
