@@ -63,7 +63,7 @@ def sidecars(steering: Steering) -> dict[str, Any]:
         **_discovery(where for _, where in parsed),
         "connect_timeout": "0.25s",
         "lb_policy": "ROUND_ROBIN",
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "circuit_breakers": _breakers(retry_budget=False),
         "health_checks": [
             {

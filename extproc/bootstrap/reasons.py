@@ -124,6 +124,10 @@ REASONS = {
         "Default 50 %: with most processes unhealthy Envoy would use the unhealthy ones. At 0 it fails at "
         "once instead, that is: open, without waiting for message_timeout."
     ),
+    "update_merge_window": (
+        "Default 1 s: of two changes of health within it the workers hear the second late, and leave out a "
+        "kvring that is back."
+    ),
     "health_checks.no_traffic_interval": "Default 60 s: so late an idle Envoy notices who is gone or back.",
     "health_checks.grpc_health_check": (
         "A dead or hung kvring is bypassed after two failed checks, and a draining one gets no new streams."

@@ -255,10 +255,15 @@ async def test_a_kvring_that_is_killed_costs_what_is_open_and_nothing_later(tmp_
         for _ in range(5):
             assert _exact(await made.send(body), body)
         await made.running.start_kvring()
-        await client.until(lambda: _healthy(made.envoy), "Envoy has noticed")
-        before = await made.running.metric("kvring_choices_total")
-        assert _exact(await made.send(body), body)
-        assert await made.running.metric("kvring_choices_total") == before + 1
+
+        async def asked():
+            before = await made.running.metric("kvring_choices_total")
+            assert _exact(await made.send(body), body)
+            return await made.running.metric("kvring_choices_total") == before + 1
+
+        await client.until(asked, "kvring is asked again")
+        windows = "cluster_manager.(cluster_updated_via_merge|update_out_of_merge_window)"
+        assert not any((await made.envoy.stats(windows)).values()), "workers hear of kvring's health at once"
         await made.settled()
 
 
