@@ -26,8 +26,8 @@ __all__ = ["Reader", "Usage"]
 _KEY = b'"usage"'
 _BYTES_MAX = 4096  # of one report; those known have less than 600
 _TOKENS_MAX = 1 << 40
-_BLANK = re.compile(rb"[:\s]*")
-_BRACE, _ESCAPE = b"{\\"
+_SOLID = re.compile(rb"[^:\s]")  # of what follows the key, the first byte of the value
+_ESCAPE = ord("\\")
 _MARK = re.compile(rb'\\.|["{}]', re.DOTALL)
 
 
@@ -117,9 +117,10 @@ class _End:
         """Its length, from `at` on; 0 if that is no object; None while it has no end within `_BYTES_MAX`."""
         start, end = at + self._looked, min(len(text), at + _BYTES_MAX)
         if not self._depth:
-            start = _past_blank(text, start, end)
-            if start < end and text[start] != _BRACE:
+            first = _SOLID.search(text, start, end)
+            if first is not None and first[0] != b"{":
                 return 0
+            start = end if first is None else first.start()
         done = start
         for mark in _MARK.finditer(text, start, end):
             done = mark.end()
@@ -137,11 +138,6 @@ class _End:
         is_cut = done < end and text[end - 1] == _ESCAPE  # what it escapes has not come
         self._looked = end - is_cut - at
         return None
-
-
-def _past_blank(text: bytes, start: int, end: int) -> int:
-    blank = _BLANK.match(text, start, end)
-    return start if blank is None else blank.end()
 
 
 def _count(told: dict[str, Any], name: str) -> int | None:

@@ -146,7 +146,7 @@ def test_each_byte_of_a_report_is_looked_at_once_however_it_is_cut(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    for name in ("_BLANK", "_MARK"):
+    for name in ("_SOLID", "_MARK"):
         monkeypatch.setattr(usage, name, Counted(getattr(usage, name), looked))
     rest = b" " * 1500 if begun == b'"usage"' else b'a\\\\,{"b\\"' * 150
     read([begun, *(rest[at : at + 1] for at in range(len(rest)))])
@@ -159,9 +159,9 @@ class Counted:
     def __init__(self, pattern: re.Pattern[bytes], looked: list[int]) -> None:
         self._pattern, self._looked = pattern, looked
 
-    def match(self, text: bytes, start: int, end: int) -> re.Match[bytes] | None:
+    def search(self, text: bytes, start: int, end: int) -> re.Match[bytes] | None:
         self._looked.append(end - start)
-        return self._pattern.match(text, start, end)
+        return self._pattern.search(text, start, end)
 
     def finditer(self, text: bytes, start: int, end: int) -> Iterator[re.Match[bytes]]:
         self._looked.append(end - start)
