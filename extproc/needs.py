@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["credentials", "problems", "store_link", "tracer"]
 
 _BLOCKS = ("tls", "kubernetes_api", "store")
-_STORE_PEM = ("ca_file", "cert_file", "key_file")
 
 
 def store_link(settings: config.Store, chance: Callable[[], float]) -> store.StoreLink:
@@ -76,7 +75,7 @@ def problems(
     if settings.tls is not None and "tls" not in blocks:
         tries.append(functools.partial(credentials, settings.tls, wall_s, lambda _ends_s: None))
     if settings.store is not None:
-        tries.append(functools.partial(_store, settings.store, are_read="store" not in blocks))
+        tries.append(functools.partial(_store, settings.store, chance, are_read="store" not in blocks))
     if settings.traces is not None:
         tries.append(_tracing)  # only loaded: one that is made starts a thread
     if settings.admin_token_file is not None and "admin_token_file" not in unread:
@@ -113,22 +112,11 @@ def _files(settings: config.Config) -> Iterator[tuple[str, str]]:
             yield f"pools[{number}].file.path", group.file.path
 
 
-def _store(given: config.Store, *, are_read: bool) -> None:
+def _store(given: config.Store, chance: Callable[[], float], *, are_read: bool) -> None:
     """Raises: config.ConfigError without the extra, or if what is in the files (`are_read`) can't be used."""
-    with _extra("store", "valkey"):
-        from extproc.share import store  # noqa: PLC0415
-    if not are_read:
-        return
-    for key in ("password_file", "sentinel_password_file"):
-        try:
-            store.secret(getattr(given, key))
-        except ValueError as error:
-            raise config.ConfigError(f"store.{key}: {getattr(given, key)} is not text") from error
-    try:
-        store.context(given)
-    except (OSError, ValueError) as error:  # OSError: what ssl raises, too
-        named = ", ".join(f"{key} {path}" for key in _STORE_PEM if (path := getattr(given, key)) is not None)
-        raise config.ConfigError(f"store: {named}: not certificates, or not their key: {error}") from error
+    link = store_link(given, chance)
+    if are_read:
+        link.check_files()
 
 
 def _tracing() -> type[tracing.Tracer]:

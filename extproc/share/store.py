@@ -24,7 +24,7 @@ from pathlib import Path
 from extproc import config
 from extproc.share import link, resp
 
-__all__ = ["StoreLink", "context", "secret"]
+__all__ = ["StoreLink"]
 
 _log = logging.getLogger("kvring")
 
@@ -34,6 +34,8 @@ _DEAF_S = 2.0
 _SENTINEL_S = 2.0  # between two questions to Sentinels
 _CLOSE_S = 0.5
 _PORT_MAX = 65535
+_PASSWORDS = ("password_file", "sentinel_password_file")
+_PEM = ("ca_file", "cert_file", "key_file")
 _PORTS = {"sentinel": 26379, "server": 6379}
 
 
@@ -47,6 +49,24 @@ class StoreLink:
         self._chance = chance
         self._connection: resp.Connection | None = None
         self._turn = int(64 * chance())  # which host of several is tried: not the same by all replicas
+
+    def check_files(self) -> None:
+        """Raises: config.ConfigError, with the key, if what is in the files can't be used; each connect reads
+        them anew.
+        """
+        given = self._settings
+        for key in _PASSWORDS:
+            try:
+                _secret(getattr(given, key))
+            except ValueError as error:
+                raise config.ConfigError(f"store.{key}: {getattr(given, key)} is not text") from error
+        try:
+            _context(given)
+        except (OSError, ValueError) as error:  # OSError: what ssl raises, too
+            named = ", ".join(f"{key} {path}" for key in _PEM if (path := getattr(given, key)) is not None)
+            raise config.ConfigError(
+                f"store: {named}: not certificates, or not their key: {error}"
+            ) from error
 
     async def run(self, heard: link.Heard, joined: Callable[[], None]) -> None:
         """As in `link.Link`."""
@@ -169,13 +189,13 @@ class StoreLink:
         self, at: resp.Address, user: str | None, password_file: str | None, heard: link.Heard
     ) -> resp.Connection:
         """A connection to a server or Sentinel. Raises: OSError, ValueError."""
-        password = secret(password_file)
-        spoken = context(self._settings)
+        password = _secret(password_file)
+        spoken = _context(self._settings)
         async with asyncio.timeout(self._settings.timeout_s):
             return await resp.dial(at, user, password, spoken, heard)
 
 
-def context(settings: config.Store) -> ssl.SSLContext | None:
+def _context(settings: config.Store) -> ssl.SSLContext | None:
     """What TLS to the store needs, from its files; None without TLS. Raises: OSError, ValueError."""
     if not settings.url.startswith(("valkeys://", "rediss://")):
         return None
@@ -186,7 +206,7 @@ def context(settings: config.Store) -> ssl.SSLContext | None:
     return made
 
 
-def secret(path: str | None) -> str | None:
+def _secret(path: str | None) -> str | None:
     """The password in the file. Raises: OSError, ValueError if it is not text."""
     return None if path is None else Path(path).read_text(encoding="utf-8").strip()
 

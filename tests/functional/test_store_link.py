@@ -238,13 +238,13 @@ async def test_a_password_file_that_is_no_text_is_a_problem_and_is_read_again(
     file = tmp_path / "password"
     file.write_bytes(b"\xff\xfe\xff")
     seen: asyncio.Queue[None] = asyncio.Queue()
-    read = store.secret
+    read = store._secret
 
     def secret(path: str | None) -> str | None:
         seen.put_nowait(None)
         return read(path)
 
-    monkeypatch.setattr(store, "secret", secret)
+    monkeypatch.setattr(store, "_secret", secret)
     state = await tries(settings_.Store(url="redis://127.0.0.1:1", password_file=str(file)), seen)
     assert state.problem == "UnicodeDecodeError"
 
