@@ -26,7 +26,7 @@ from aiohttp import web
 
 from extproc import admin, exchange, metrics, pool, prompt, router, server
 
-__all__ = ["PATH", "FakeEndpoint", "Launch", "Serve", "Served", "Sidecar", "chat", "eventually"]
+__all__ = ["PATH", "FakeEndpoint", "Launch", "Serve", "Served", "Sidecar", "chat", "command", "eventually"]
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0  # bound of what should take far less: other work may share the machine
@@ -274,6 +274,23 @@ async def sidecar(tmp_path: Path, endpoint: Callable[..., FakeEndpoint]) -> Asyn
         # Not ours: grpc.aio on a stream that is reset as it ends, aiohttp on a request that is no HTTP.
         errors = [line for line in errors if line.get("exception") != "ExecuteBatchError"]
         assert [line for line in errors if line.get("logger") != "aiohttp.server"] == []
+
+
+# ---- any other command ----
+
+
+def command(*words: str, without: str = "") -> subprocess.CompletedProcess[str]:
+    """A `kvring` command that has ended by itself; `without`: a package that is not installed for it."""
+    missing = f"import sys; sys.modules[{without!r}] = None; from extproc import cli; sys.exit(cli.main())"
+    started = ["-c", missing] if without else ["-m", "extproc"]
+    return subprocess.run(
+        [sys.executable, *started, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
 
 
 # ---- endpoints to probe ----

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from extproc import certificate, cli
-from tests.functional.conftest import ROOT
+from tests.functional.conftest import command
 
 GOOD = """
 pools:
@@ -83,14 +81,7 @@ def test_without_a_file_it_says_what_is_missing(capsys: pytest.CaptureFixture[st
 
 def test_the_process_ends_with_the_code(file: Path) -> None:
     file.write_text("pools: []")
-    run = subprocess.run(
-        [sys.executable, "-m", "extproc", "check", "--config", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    run = command("check", "--config", str(file))
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr.count("\n") == 1
@@ -169,16 +160,8 @@ def test_a_package_that_is_missing_is_told_as_serving_tells_it(
 ) -> None:
     file.write_text(f"{GOOD}{text}\n")
     said = []
-    for command in ("check", "serve"):
-        code = f"import sys; sys.modules[{package!r}] = None; from extproc import cli; sys.exit(cli.main())"
-        run = subprocess.run(
-            [sys.executable, "-c", code, command, "--config", str(file)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+    for word in ("check", "serve"):
+        run = command(word, "--config", str(file), without=package)
         assert run.returncode == 2
         said.append(next(line.partition(extra) for line in run.stderr.splitlines() if extra in line)[1:])
     assert said[0] == said[1]

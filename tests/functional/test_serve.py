@@ -22,7 +22,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from extproc import cli
 from tests import ext_proc_client
 from tests.ext_proc_client import Mode, Stream, kind, steered
-from tests.functional.conftest import PATH, ROOT, WAIT_S, FakeEndpoint, Launch, Sidecar, chat, eventually
+from tests.functional.conftest import (
+    PATH,
+    ROOT,
+    WAIT_S,
+    FakeEndpoint,
+    Launch,
+    Sidecar,
+    chat,
+    command,
+    eventually,
+)
 
 DUPLEX = Mode.FULL_DUPLEX_STREAMED
 
@@ -201,14 +211,7 @@ def settings(endpoints: dict[str, str]) -> dict[str, Any]:
 
 def refused(path: Path) -> str:
     """What `serve` says on stderr when it does not start; exit code 2 and no traceback."""
-    run = subprocess.run(
-        [sys.executable, "-m", "extproc", "serve", "--config", str(path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    run = command("serve", "--config", str(path))
     assert run.returncode == 2, run.stderr
     assert run.stdout == ""
     assert "Traceback" not in run.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -20,7 +19,7 @@ from extproc import certificate as certificate_
 from extproc import tls
 from tests import certificates, ext_proc_client
 from tests.ext_proc_client import Mode
-from tests.functional.conftest import PATH, ROOT, Launch, Sidecar, chat
+from tests.functional.conftest import PATH, Launch, Sidecar, chat, command
 
 NOW_S = 1.7e9  # ten years from then on
 BODY = chat("a" * 2000)
@@ -165,14 +164,7 @@ def test_what_can_not_work_stops_the_start_and_says_why(
         "grpc_listen: 127.0.0.1:0\nhealth_listen: 127.0.0.1:0\nadmin_listen: 127.0.0.1:0\n"
         "pools: [{endpoints: [{name: a, address: 127.0.0.1:1}]}]\ntls:\n" + "\n".join(lines)
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "extproc", "serve", "--config", str(path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
+    done = command("serve", "--config", str(path))
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
