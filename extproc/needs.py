@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from extproc import admin, config, tls
-from extproc.endpoints import making
+from extproc.endpoints import api_server, making
 
 if TYPE_CHECKING:
     from extproc import tracing
@@ -74,6 +74,8 @@ def problems(
     ]
     if settings.tls is not None and "tls" not in blocks:
         tries.append(functools.partial(credentials, settings.tls, wall_s, lambda _ends_s: None))
+    if settings.kubernetes_api is not None and "kubernetes_api" not in blocks:
+        tries.append(functools.partial(_kubernetes_api, settings.kubernetes_api))
     if settings.store is not None:
         tries.append(functools.partial(_store, settings.store, chance, are_read="store" not in blocks))
     if settings.traces is not None:
@@ -110,6 +112,16 @@ def _files(settings: config.Config) -> Iterator[tuple[str, str]]:
     for number, group in enumerate(settings.pools):
         if group.file is not None:
             yield f"pools[{number}].file.path", group.file.path
+
+
+def _kubernetes_api(given: config.KubernetesApi) -> None:
+    """Raises: config.ConfigError if no certificate could be checked by what is in its `ca_file`."""
+    try:
+        api_server.context(making.access(given))
+    except OSError as error:  # what ssl raises, too
+        raise config.ConfigError(
+            f"kubernetes_api.ca_file: {given.ca_file} is no PEM certificate: {error}"
+        ) from error
 
 
 def _store(given: config.Store, chance: Callable[[], float], *, are_read: bool) -> None:

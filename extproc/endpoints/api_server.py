@@ -18,7 +18,7 @@ from extproc import __version__
 from extproc.endpoints import source
 from extproc.endpoints.source import FaultError, Problem
 
-__all__ = ["Access", "Token", "in_cluster", "namespace", "session"]
+__all__ = ["Access", "Token", "context", "in_cluster", "namespace", "session"]
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_BYTES_MAX = 64 * 1024
@@ -110,16 +110,16 @@ def session(access: Access) -> aiohttp.ClientSession:
     """
     return aiohttp.ClientSession(
         access.server,
-        connector=aiohttp.TCPConnector(ssl=_tls(access), limit=2),
+        connector=aiohttp.TCPConnector(ssl=context(access) or True, limit=2),
         headers={"user-agent": f"kvring/{__version__}", "accept": "application/json"},
     )
 
 
-def _tls(access: Access) -> ssl.SSLContext | bool:
-    """Raises: OSError (UNREACHABLE) if the CA can't be read."""
+def context(access: Access) -> ssl.SSLContext | None:
+    """What TLS to the API server needs; None without. Raises: OSError if its CA can't be read or is none."""
     if not access.server.startswith("https:"):
-        return True
-    context = ssl.create_default_context(cafile=access.ca_file)
+        return None
+    made = ssl.create_default_context(cafile=access.ca_file)
     # Python 3.13 turned strictness on, which the CAs of many clusters fail (no key identifier).
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
+    made.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return made

@@ -12,7 +12,7 @@ from pathlib import Path
 from extproc import config
 from extproc.endpoints import api_server, envoy_clusters, file, inference_pool, slices, source, static
 
-__all__ = ["make"]
+__all__ = ["access", "make"]
 
 
 def make(
@@ -30,6 +30,17 @@ def make(
         return _make(settings, api, clock, chance)
     except ValueError as error:
         raise config.ConfigError(f"pool {settings.name}: {error}") from error
+
+
+def access(api: config.KubernetesApi | None) -> api_server.Access:
+    """How Kubernetes is reached: as `api` says, or as from any pod. Raises: ValueError outside of one."""
+    if api is None:
+        return api_server.in_cluster(os.environ)
+    return api_server.Access(
+        api.server,
+        Path(api.token_file) if api.token_file else None,
+        Path(api.ca_file) if api.ca_file else None,
+    )
 
 
 def _make(
@@ -66,11 +77,11 @@ def _make(
     if settings.kubernetes_service is not None:
         of = settings.kubernetes_service
         service = slices.Settings(_namespace(of.namespace), of.service, of.port, of.family)
-        return slices.Slices(service, _access(api), clock, chance)
+        return slices.Slices(service, access(api), clock, chance)
     if settings.inference_pool is not None:
         named = settings.inference_pool
         group = inference_pool.Settings(_namespace(named.namespace), named.name, named.family)
-        return inference_pool.InferencePool(group, _access(api), clock, chance)
+        return inference_pool.InferencePool(group, access(api), clock, chance)
     return static.Static(config.static_members(settings), clock)
 
 
@@ -79,13 +90,3 @@ def _namespace(given: str | None) -> str:
     if found is None:
         raise ValueError("namespace is missing, and kvring runs in no pod that would tell its own")
     return found
-
-
-def _access(api: config.KubernetesApi | None) -> api_server.Access:
-    if api is None:
-        return api_server.in_cluster(os.environ)
-    return api_server.Access(
-        api.server,
-        Path(api.token_file) if api.token_file else None,
-        Path(api.ca_file) if api.ca_file else None,
-    )

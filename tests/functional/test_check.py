@@ -105,6 +105,12 @@ NEEDS = {
         f"kubernetes_api.token_file: /no/token {NONE}",
         "kubernetes_api.ca_file: / can't be read: Is a directory",
     ],
+    "kubernetes_api: {server: 'https://a', ca_file: /dev/null}": [
+        "kubernetes_api.ca_file: /dev/null is no PEM certificate"
+    ],
+    "kubernetes_api: {server: 'https://a', ca_file: BINARY}": [
+        "kubernetes_api.ca_file: BINARY is no PEM certificate"
+    ],
 }
 
 
@@ -178,6 +184,7 @@ def test_files_that_are_good_are_told_good(
     file.write_text(
         f"{GOOD}tls: {{{pair}, client_ca_file: {tmp_path}/a.pem}}\nadmin_token_file: {tmp_path}/token\n"
         f"store: {{url: 'valkeys://a', password_file: {tmp_path}/password, {own}}}\n"
+        f"kubernetes_api: {{server: 'https://a', token_file: {tmp_path}/token, ca_file: {tmp_path}/a.pem}}\n"
         "traces: {endpoint: 'http://a'}\n"
     )
     assert cli.main(["check", "--config", str(file)]) == 0
