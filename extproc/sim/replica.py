@@ -10,6 +10,7 @@ Called by: cli, demo, tests; many replicas may share one event loop. Source: vLL
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http
 import math
@@ -66,6 +67,7 @@ class Replica:
         self._identity = exposition.Identity(self.settings.model, time.time())
         self._pacer: pacer.Pacer | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self._address = ""
 
     @property
@@ -90,9 +92,12 @@ class Replica:
         )
         await self._runner.setup()
         port = int(self._address.rpartition(":")[2]) if self._address else self.settings.port
-        site = web.TCPSite(self._runner, self.settings.host, port)
-        await site.start()
-        host, port = self._runner.addresses[0][:2]
+        handler = self._runner.server
+        if handler is None:
+            raise RuntimeError("set up, and no server")
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(handler, self.settings.host, port, backlog=128)
+        host, port = self._listener.sockets[0].getsockname()[:2]
         self._address = f"{host}:{port}"
 
     def pace(self, speed: float) -> None:
@@ -103,6 +108,9 @@ class Replica:
         """Stops at once; open answers are cut off, as when a vLLM process ends."""
         if self._pacer is not None:
             self._pacer.stop()
+        if self._listener is not None:
+            await self._stop_listening(self._listener)
+            self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -117,6 +125,15 @@ class Replica:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    async def _stop_listening(self, listener: asyncio.Server) -> None:
+        """A server that closes between a connection's arrival and its protocol leaves it open and silent, to
+        nobody's knowledge (Python 3.11): so first none is taken any more, and those taken get theirs.
+        """
+        for door in listener.sockets:
+            asyncio.get_running_loop().remove_reader(door)
+        await asyncio.sleep(0)
+        listener.close()
 
     @property
     def _clock(self) -> pacer.Pacer:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import signal
+import socket
 import sys
 import time
 
@@ -633,6 +634,24 @@ async def test_stopping_cuts_open_answers_and_frees_the_port_at_once():
 
 
 async def test_a_restart_keeps_the_address_and_loses_the_cache():
+@pytest.mark.parametrize("turns", range(5))
+async def test_who_connects_while_it_stops_is_not_left_waiting(turns):
+    """A connection that had arrived and had no protocol yet was kept open, and nothing ever read from it."""
+    loop, server = asyncio.get_running_loop(), replica.Replica(A100, FAST)
+    await server.start()
+    host, _, port = server.address.rpartition(":")
+    with socket.socket() as client:
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            client.connect((host, int(port)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.stop()
+        async with asyncio.timeout(60):
+            with contextlib.suppress(OSError):
+                assert await loop.sock_recv(client, 1) == b""
+
+
     server = replica.Replica(A100, FAST)
     seen = []
     for _ in range(2):
