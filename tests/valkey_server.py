@@ -12,7 +12,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import ssl
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import valkey.asyncio
 import valkey.asyncio.retry
 import valkey.backoff
 
-__all__ = ["Server", "binary", "free_port", "naming", "running"]
+__all__ = ["Server", "binary", "naming", "running"]
 
 
 def binary() -> str:
@@ -148,10 +147,3 @@ async def naming(ip: bytes, port: bytes, tls: ssl.SSLContext | None = None):
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
         yield server.sockets[0].getsockname()[1], asked
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

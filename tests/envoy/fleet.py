@@ -5,7 +5,7 @@
         await running.kill_kvring();  await running.start_kvring()
         await running.state();  await running.metric("kvring_...");  running.access_log()
 
-Every port is free at its first use; a restarted part comes back on the port it had.
+A restarted part comes back on the port it had, which is its own meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import yaml
 
 from extproc import bootstrap, gateway
 from extproc.sim import performance, replica
+from tests import ports
 
 PRESET = "codellama-13b-a100-40"
 MODEL = "codellama-13b"
@@ -37,7 +38,7 @@ class Fleet:
         self._pool, self._settings = pool, settings
         self._config_path = directory / "kvring.yaml"
         self._access_log_path = directory / "access.log"
-        self._listen = dict.fromkeys(("grpc", "health", "admin"), "127.0.0.1:0")
+        self._listen = {name: f"127.0.0.1:{ports.own()}" for name in ("grpc", "health", "admin")}
         self._kvring_stack = contextlib.AsyncExitStack()
         self.http: aiohttp.ClientSession | None = None
 
@@ -212,7 +213,8 @@ async def fleet(
         )
         for number in range(replicas):
             one = replica.Replica(
-                model, replica.Settings(f"replica-{number}", speed=speed, faults_allowed=True)
+                model,
+                replica.Settings(f"replica-{number}", port=ports.own(), speed=speed, faults_allowed=True),
             )
             running.replicas.append(await stack.enter_async_context(one))
             running.endpoints.append(bootstrap.Endpoint(f"replica-{number}", one.address))

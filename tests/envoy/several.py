@@ -21,11 +21,13 @@ import yaml
 
 from extproc import bootstrap, gateway
 from extproc.sim import performance, replica
+from tests import ports
 from tests.envoy import client, fleet
 
 __all__ = ["Several", "several"]
 
 PRESET = "codellama-13b-a100-40"
+LISTENERS = ("grpc", "health", "admin")
 
 
 class Kvring:
@@ -62,7 +64,7 @@ class Several:
         self.envoy: gateway.Envoy | None = None
         self.http: aiohttp.ClientSession | None = None
         self._directory, self._settings, self._pool, self._stores = directory, settings, pool, stores
-        self._ready: dict[int, Mapping[str, str]] = {}
+        self._listen: dict[int, dict[str, str]] = {}  # by place
 
     @property
     def url(self) -> str:
@@ -73,9 +75,8 @@ class Several:
         return self.envoy.url(f"only-{place}")
 
     def config(self, place: int, **settings: object) -> Path:
-        """The file for the process at `place`, on the addresses that were its before."""
-        known = self._ready.get(place, {})
-        listen = {f"{name}_listen": known.get(name, "127.0.0.1:0") for name in ("grpc", "health", "admin")}
+        """The file for the process at `place`, on the addresses that are its own."""
+        listen = {f"{name}_listen": where for name, where in self._listen[place].items()}
         listed = [{"name": one.name, "address": one.address} for one in self.endpoints]
         path = self._directory / f"kvring-{place}.yaml"
         store = {"store": {"url": self._stores[place % len(self._stores)]}} if self._stores else {}
@@ -85,19 +86,20 @@ class Several:
 
     async def start(self, at: int | None = None, **settings: object) -> Kvring:
         """One more process, at a new place, or at one that was left; `settings`: keys of its own."""
-        place = len(self._ready) if at is None else at
+        place = len(self._listen) if at is None else at
+        if place not in self._listen:
+            self._listen[place] = {name: f"127.0.0.1:{ports.own()}" for name in LISTENERS}
         path = self.config(place, **settings)
-        self._ready.setdefault(place, {})
         stack = contextlib.AsyncExitStack()
         child = await stack.enter_async_context(
             gateway.command(["serve", "--config", str(path)], name="kvring")
         )
-        self._ready[place] = child.ready
         self.kvrings.append(Kvring(place, child, stack))
         return self.kvrings[-1]
 
     async def start_workers(self, count: int) -> None:
         """`kvring serve --workers`, with a place for each worker."""
+        self._listen[0] = dict.fromkeys(LISTENERS, "127.0.0.1:0")
         path = self.config(0)
         stack = contextlib.AsyncExitStack()
         child = await stack.enter_async_context(

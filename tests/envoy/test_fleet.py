@@ -11,6 +11,7 @@ import pytest
 
 from extproc import gateway
 from extproc.sim import performance, replica
+from tests import ports
 from tests.envoy import account, client
 from tests.envoy import fleet as fleets
 
@@ -69,9 +70,9 @@ class Load:
         return reached
 
 
-def words(port: int = 0) -> list[str]:
+def words(port: int) -> list[str]:
     said = ["sim-replica", "--preset", fleets.PRESET, "--speed", str(SPEED), "--model", fleets.MODEL]
-    return [*said, "--port", str(port)] if port else said
+    return [*said, "--port", str(port)]
 
 
 def list_endpoints(path: Path, running: fleets.Fleet, names: list[str], drained: str = "") -> None:
@@ -104,7 +105,7 @@ async def test_a_fleet_under_load_survives_all_that_happens_to_endpoints(fleet, 
     model = performance.PRESETS[fleets.PRESET]
     async with contextlib.AsyncExitStack() as stack:
         children = {
-            name: await stack.enter_async_context(gateway.command(words(), name=name))
+            name: await stack.enter_async_context(gateway.command(words(ports.own()), name=name))
             for name in ("killed", "hung", "restarted")
         }
         others = {name: child.ready["replicas"][0] for name, child in children.items()}

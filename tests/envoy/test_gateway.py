@@ -19,6 +19,7 @@ from aiohttp import ClientSession, TCPConnector, web
 
 from extproc import bootstrap, cli, gateway
 from extproc.protocol import BodyMode
+from tests import ports
 from tests.envoy import account, client, picker
 from tests.envoy import fleet as fleets
 
@@ -281,7 +282,7 @@ async def test_a_choice_outside_the_cluster_is_left_to_the_fallback(rig):
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("fail_open", [True, False])
 async def test_kvring_down_is_bypassed_or_answers_503(rig, mode, fail_open):
-    async with rig(body_mode=mode, fail_open=fail_open, asked_address=f"127.0.0.1:{_unused_port()}") as r:
+    async with rig(body_mode=mode, fail_open=fail_open, asked_address=f"127.0.0.1:{ports.own()}") as r:
         answers = [
             await r.send(method=method, body=body, headers={DESTINATION: r.addresses[3]})
             for method, body in [("GET", None), ("POST", b"x" * 1000), ("POST", b"x" * 3 * MIB)] * 6
@@ -667,11 +668,6 @@ def _alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _unused_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 @pytest.mark.bench

@@ -12,7 +12,6 @@ import contextlib
 import os
 import random
 import re
-import socket
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests import ports
 from tests.envoy import account, client
 from tests.envoy import fleet as fleets
 
@@ -41,12 +41,6 @@ SYSTEM_WORDS, TURN_WORDS = 2400, 60
 WORDS = "river stone cloud table engine window garden metal signal copper yellow winter".split()  # noqa: SIM905
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 async def _run(*words: str) -> None:
     process = await asyncio.create_subprocess_exec(*words, cwd=ENGINE, env=os.environ | SETUP)
     assert await process.wait() == 0, words
@@ -62,13 +56,13 @@ async def engines() -> AsyncIterator[dict[str, int]]:
     """Name and port of two running engines."""
     if not (ENGINE / "venv/bin/vllm").exists():
         pytest.skip(f"no engine in {ENGINE}: set KVRING_ENGINE to where its install.sh was run")
-    ports = {name: _free_port() for name in ("kvring-a", "kvring-b")}
+    found = {name: ports.own() for name in ("kvring-a", "kvring-b")}
     try:
-        for name, port in ports.items():
+        for name, port in found.items():
             await _start(name, port)
-        yield ports
+        yield found
     finally:
-        for name in ports:
+        for name in found:
             with contextlib.suppress(AssertionError):
                 await _run("./stop.sh", name)
 

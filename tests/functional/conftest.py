@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import pytest
 from aiohttp import web
 
 from extproc import admin, exchange, metrics, pool, prompt, router, server
+from tests import ports
 
 __all__ = ["PATH", "FakeEndpoint", "Launch", "Serve", "Served", "Sidecar", "chat", "command", "eventually"]
 
@@ -298,7 +299,7 @@ def command(*words: str, without: str = "") -> subprocess.CompletedProcess[str]:
 
 @dataclass
 class FakeEndpoint:
-    """A model server as its /health shows it. It starts bound and not listening: connections are refused."""
+    """A model server as its /health shows it. Until it listens, connections are refused."""
 
     status: int = 200
     silent: bool = False  # takes the request, never answers
@@ -306,13 +307,8 @@ class FakeEndpoint:
     probes: int = 0
     running: int = 0
     running_max: int = 0
-    _sock: socket.socket = field(default_factory=socket.socket)
+    address: str = field(default_factory=lambda: f"127.0.0.1:{ports.own()}")
     _runner: web.AppRunner | None = None
-
-    def __post_init__(self) -> None:
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._sock.bind(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._sock.getsockname()[1]}"
 
     async def listen(self) -> FakeEndpoint:
         """Answer from now on."""
@@ -320,22 +316,15 @@ class FakeEndpoint:
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         await self._runner.setup()
-        await web.SockSite(self._runner, self._sock).start()
+        host, _, port = self.address.rpartition(":")
+        await web.TCPSite(self._runner, host, int(port)).start()
         return self
 
     async def die(self) -> None:
-        """Refuse connections from now on, as a killed process does; the port stays ours."""
-        host, port = self._sock.getsockname()
-        await self.close()
-        self._sock = socket.socket()
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._sock.bind((host, port))
-
-    async def close(self) -> None:
+        """Refuse connections from now on, as a killed process does."""
         if self._runner is not None:
-            await self._runner.cleanup()
+            await ports.leave(self._runner)
             self._runner = None
-        self._sock.close()
 
     async def probed(self, more: int = 1) -> None:
         """Return after this many further probes."""
@@ -371,12 +360,10 @@ async def endpoint() -> AsyncIterator[Callable[..., FakeEndpoint]]:
 
     yield make
     for one in made:
-        await one.close()
+        await one.die()
 
 
 @pytest.fixture
-def unused_address() -> Iterator[str]:
-    """An address where nobody listens, kept so by holding its port."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+def unused_address() -> str:
+    """An address where nobody listens."""
+    return f"127.0.0.1:{ports.own()}"

@@ -17,6 +17,7 @@ from aiohttp import web
 from extproc import choice, config, metrics, pool, prompt, router
 from extproc.endpoints import fleet as fleets
 from extproc.endpoints import source
+from tests import ports
 from tests.functional.conftest import eventually
 
 QUICK = config.Signals(interval_s=0.05, age_max_s=5.0, models_interval_s=0.05)
@@ -44,7 +45,7 @@ class Engine:
     scrapes: int = 0
     scraping: int = 0
     scraping_max: int = 0
-    address: str = ""
+    address: str = field(default_factory=lambda: f"127.0.0.1:{ports.own()}")
     _runner: web.AppRunner | None = None
 
     async def start(self) -> Engine:
@@ -54,15 +55,13 @@ class Engine:
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
         await self._runner.setup()
-        port = int(self.address.rpartition(":")[2] or 0)
-        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
-        await site.start()
-        self.address = f"127.0.0.1:{self._runner.addresses[0][1]}"
+        host, _, port = self.address.rpartition(":")
+        await web.TCPSite(self._runner, host, int(port), reuse_address=True).start()
         return self
 
     async def stop(self) -> None:
         if self._runner is not None:
-            await self._runner.cleanup()
+            await ports.leave(self._runner)
             self._runner = None
 
     async def restart(self) -> None:

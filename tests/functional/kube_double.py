@@ -24,6 +24,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests import ports
 from tests.functional.conftest import eventually
 
 Json = dict[str, Any]
@@ -115,18 +116,17 @@ class ApiServer:
         self._pages: dict[str, tuple[int, list[Json]]] = {}
         self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
-        self.port = 0
+        self.port = ports.own()
 
     # ---- its life ----
 
     async def start(self, tls: ssl.SSLContext | None = None) -> str:
-        """Listen, on the port it had before, if any; the URL."""
+        """Listen; the URL."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._get)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.05, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=tls).start()
-        self.port = self._runner.addresses[0][1]
         return f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
@@ -134,7 +134,7 @@ class ApiServer:
         for watch in list(self.watches):
             watch.reset()
         if self._runner is not None:
-            await self._runner.cleanup()
+            await ports.leave(self._runner)
             self._runner = None
 
     async def until_watched(self, count: int = 1) -> None:

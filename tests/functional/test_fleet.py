@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from extproc import choice, config, gauges, pool, signals
+from tests import ports
 from tests.functional import engines
 from tests.functional.conftest import ROOT, eventually
 
@@ -261,7 +262,7 @@ async def test_an_envoys_view_counts_and_its_silence_does_not() -> None:
                 "address": {"socket_address": {"address": "127.0.0.1", "port_value": int(port)}},
                 "health_status": {"failed_outlier_check": True} if port in failed else {},
             }
-            for port in ports
+            for port in listed
         ]
         return web.json_response({"cluster_statuses": [{"name": "llm", "host_statuses": hosts}]})
 
@@ -274,13 +275,13 @@ async def test_an_envoys_view_counts_and_its_silence_does_not() -> None:
     view = config.EnvoyCluster(admin=admin, cluster="llm", poll_interval_s=0.05)
     health = config.Health(interval_s=0.05, timeout_s=10.0, envoy=view)
     made = engines.several(2)
-    ports: list[str] = []
+    listed: list[str] = []
     async with engines.running(made, health=health) as running:
-        ports += [engine.address.rpartition(":")[2] for engine in made.values()]
-        failed.add(ports[0])
+        listed += [engine.address.rpartition(":")[2] for engine in made.values()]
+        failed.add(listed[0])
         await running.becomes("e1")
         assert running.against("e0") == {"envoy"}
-        await runner.cleanup()
+        await ports.leave(runner)
         await running.becomes("e0", "e1")
 
 

@@ -16,7 +16,7 @@ import valkey.exceptions
 
 from extproc.config import store as settings_
 from extproc.share import link
-from tests import certificates, valkey_server, valve
+from tests import certificates, ports, valkey_server, valve
 from tests.functional.conftest import ROOT, Launch, eventually
 
 store = pytest.importorskip("extproc.share.store", reason="needs the extra valkey")
@@ -197,7 +197,7 @@ async def test_tls_with_a_checked_name_and_a_client_certificate(tmp_path: Path) 
 
 async def test_tls_of_the_server_itself(tmp_path: Path) -> None:
     own = certificates.Authority("store").write(tmp_path, "store")
-    port = valkey_server.free_port()
+    port = ports.own()
     tls = ("--tls-port", str(port), "--tls-cert-file", str(own[0]), "--tls-key-file", str(own[1]))
     authority = ("--tls-ca-cert-file", str(tmp_path / "store.ca"), "--tls-auth-clients", "no")
     server = valkey_server.Server(tmp_path, more=(*tls, *authority))
@@ -256,7 +256,7 @@ async def sentinels(
             server = valkey_server.Server(
                 directory,
                 f"sentinel-{number}",
-                port=valkey_server.free_port(),
+                port=ports.own(),
                 file=directory / f"sentinel-{number}.conf",
                 more=("--sentinel",),
             )
@@ -273,7 +273,7 @@ async def test_sentinels_move_the_link_to_the_new_primary(tmp_path: Path, how: s
         servers = []
         for number in range(2):
             more = ("--replicaof", f"127.0.0.1 {servers[0].port}") if servers else ()
-            options = {"port": valkey_server.free_port(), "more": ("--repl-diskless-sync-delay", "0", *more)}
+            options = {"port": ports.own(), "more": ("--repl-diskless-sync-delay", "0", *more)}
             servers.append(
                 await stack.enter_async_context(valkey_server.running(tmp_path, f"data-{number}", **options))
             )
@@ -322,7 +322,7 @@ async def test_a_sentinel_is_asked_over_tls_as_its_own_user(tmp_path: Path) -> N
     own = certificates.Authority("store").write(tmp_path, "store")
     certificates.Authority("others").write(tmp_path, "other")
     async with (
-        valkey_server.running(tmp_path, "data", port=valkey_server.free_port()) as primary,
+        valkey_server.running(tmp_path, "data", port=ports.own()) as primary,
         sentinels(tmp_path, primary, count=1) as watching,
         valve.valve(watching[0].socket, spoken(*own)) as door,
     ):
@@ -369,8 +369,8 @@ async def test_links_at_different_nodes_of_a_cluster_hear_each_other_and_leave_a
         for number in range(3):
             directory = tmp_path / str(number)
             directory.mkdir()
-            more = ("--cluster-enabled", "yes", "--cluster-port", str(valkey_server.free_port()))
-            options = {"port": valkey_server.free_port(), "more": (*more, "--cluster-node-timeout", "1000")}
+            more = ("--cluster-enabled", "yes", "--cluster-port", str(ports.own()))
+            options = {"port": ports.own(), "more": (*more, "--cluster-node-timeout", "1000")}
             nodes.append(await stack.enter_async_context(valkey_server.running(directory, **options)))
         for number, one in enumerate(nodes):
             first, last = 5461 * number, (5460, 10921, 16383)[number]
