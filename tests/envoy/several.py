@@ -186,7 +186,10 @@ class Several:
         await client.until(so, f"{leases} open leases by everybody's count")
 
     async def alike(self, texts: Sequence[str]) -> None:
-        """Return when all think the same of what each endpoint has to do, and holds of these prompts."""
+        """Return when all think the same of what each endpoint has to do, and holds of these prompts; fails
+        saying where they differ.
+        """
+        seen: list[dict[str, list]] = []
 
         async def held(one: Kvring, text: str) -> list[list]:
             url = f"http://{one.admin}/api/explain"
@@ -195,16 +198,22 @@ class Several:
                 told = json.loads(await answer.text())["candidates"]
             return sorted([each["endpoint"], each["cached_tokens"]] for each in told)
 
-        async def view(one: Kvring) -> list:
+        async def view(one: Kvring) -> dict[str, list]:
             listed = (await self.state(one))["pools"][0]["endpoints"]
             work = [[each["name"], each["inflight"], each["pending_tokens"]] for each in listed]
-            return [work, *[await held(one, text) for text in texts]]
+            return {"work": work} | {text[-40:]: await held(one, text) for text in texts}
 
         async def same() -> bool:
+            nonlocal seen
             seen = await asyncio.gather(*map(view, self.kvrings))
             return all(one == seen[0] for one in seen)
 
-        await client.until(same, "one view")
+        try:
+            await client.until(same, "one view")
+        except AssertionError:
+            apart = {of: [one[of] for one in seen] for of, first in seen[0].items()
+                     if any(one[of] != first for one in seen)}  # fmt: skip
+            raise AssertionError(f"never one view: {apart}") from None
 
     async def settled(self) -> None:
         """Return when nothing is open anywhere, by everybody's count; exactly zero."""
@@ -248,6 +257,7 @@ async def several(
     pool = {
         "kv_tokens": model.kv_tokens,
         "prefill_tokens_per_s": speed / model.token_s,
+        "bytes_per_token": 4,  # else each learns it from the engines, at moments of its own
         "health": {"interval_s": 0.5, "timeout_s": 5.0},
     } | (pool or {})
     settings = {"drain_notice_s": 0, "drain_timeout_s": 1, "log_level": "warning"} | (settings or {})
