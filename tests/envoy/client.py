@@ -15,6 +15,7 @@ import time
 import aiohttp
 import openai
 
+from extproc import gateway
 from tests.envoy import fleet as fleets
 
 WAIT_S = 60.0
@@ -56,6 +57,24 @@ async def until(found, what: str = "", timeout_s: float = WAIT_S):
         assert time.monotonic() < deadline_s, f"still not: {what or found}"
         await asyncio.sleep(0.05)
     return value
+
+
+async def in_time(envoy: gateway.Envoy, send):
+    """An answer of `await send()` for which Envoy heard kvring in time: a busy machine may take longer than
+    the message_timeout that is shipped, and then Envoy does without.
+    """
+
+    async def answered():
+        before = await _did_without(envoy)
+        answer = await send()
+        return answer if await _did_without(envoy) == before else None
+
+    return await until(answered, "kvring answers in time")
+
+
+async def _did_without(envoy: gateway.Envoy) -> int:
+    found = await envoy.stats(r"ext_proc.*\.(failure_mode_allowed|message_timeouts|streams_failed)$")
+    return sum(found.values())
 
 
 class Raw:

@@ -8,6 +8,7 @@ command the Makefile's.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import shlex
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from extproc import gateway
 from extproc.sim import performance, replica
 from tests.envoy import client
 
@@ -55,7 +57,9 @@ async def test_the_quickstart_brings_a_routed_request_in_front_of_two_servers() 
         process, ready = await asyncio.to_thread(_start, _in_place(_up(up), servers))
         try:
             put_in = {"http://127.0.0.1:10000": ready["url"], "MODEL": "mine"}
-            answers = [await asyncio.to_thread(_run, _in_place(shlex.split(curl), put_in)) for _ in range(2)]
+            envoy = gateway.Envoy(process, ready["envoy_admin"], {})
+            send = functools.partial(asyncio.to_thread, _run, _in_place(shlex.split(curl), put_in))
+            answers = [await client.in_time(envoy, send) for _ in range(2)]
             for answer in answers:
                 head, _, body = answer.replace("\r\n", "\n").partition("\n\n")
                 assert head.startswith("HTTP/1.1 200")

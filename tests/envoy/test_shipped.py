@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 from collections import Counter
 from pathlib import Path
@@ -78,7 +79,7 @@ async def behind(tmp_path_factory):
 
 @contextlib.asynccontextmanager
 async def _door(name, running, folder, **changes):
-    """Base URL of an Envoy with this configuration, once it asks kvring if there is one."""
+    """An Envoy with this configuration before the fleet."""
     addresses = {
         "endpoints": running.addresses,
         "kvring": [running.kvring.ready["tls" if name in DIAL_TLS else "grpc"]],
@@ -86,7 +87,7 @@ async def _door(name, running, folder, **changes):
     } | changes
     config = _shape(name, shapes.Fleet(**addresses), folder)
     async with gateway.envoy(config) as envoy:
-        yield envoy.url("llm")
+        yield envoy
 
 
 async def _post(running, url, body, **headers):
@@ -103,7 +104,8 @@ def _prompt(number):
 async def test_a_shipped_configuration_routes_by_prefix_and_takes_large_and_slow_bodies(
     name, behind, tmp_path
 ):
-    async with _door(name, behind, tmp_path) as url:
+    async with _door(name, behind, tmp_path) as envoy:
+        url = envoy.url("llm")
         before = await behind.metric("kvring_choices_total")
 
         async def asked():
@@ -113,17 +115,22 @@ async def test_a_shipped_configuration_routes_by_prefix_and_takes_large_and_slow
         await client.until(asked, "kvring is asked")
         homes = {}
         for number in range(8):
-            served = {(await _post(behind, url, _prompt(number))).headers["x-kvring-endpoint"] for _ in "abc"}
+            send = functools.partial(_post, behind, url, _prompt(number))
+            served = {(await client.in_time(envoy, send)).headers["x-kvring-endpoint"] for _ in "abc"}
             assert len(served) == 1, "a prompt left its home"
             homes[number] = served.pop()
         assert len(set(homes.values())) > 1
 
         body = client.padded(32_769)  # one over Envoy Gateway's default buffer
-        answer = await _post(behind, url, body)
+        answer = await client.in_time(envoy, functools.partial(_post, behind, url, body))
         assert (answer.status, answer.headers["x-sim-body-sha256"]) == (200, client.sha256(body))
 
         slow = client.padded(7 * MIB if name == "buffered.yaml" else 10_000_000)
-        answer = await _post(behind, url, _slowly(slow), **{"content-length": str(len(slow))})
+
+        async def slowly():
+            return await _post(behind, url, _slowly(slow), **{"content-length": str(len(slow))})
+
+        answer = await client.in_time(envoy, slowly)
         assert (answer.status, answer.headers["x-sim-body-sha256"]) == (200, client.sha256(slow))
         if name == "buffered.yaml":  # as its row in envoy/README.md says
             assert (await _post(behind, url, io.BytesIO(client.padded(9 * MIB)))).status == 413
@@ -145,7 +152,8 @@ async def test_without_any_kvring_a_shipped_configuration_is_open_or_closed_as_i
     row = next((line for line in table if f"]({name})" in line), "| open |")
     closed = "| closed: 503 |" in row
     target = {bootstrap.DESTINATION: behind.addresses[0]}
-    async with _door(name, behind, tmp_path, kvring=[NOBODY], health=NOBODY) as url:
+    async with _door(name, behind, tmp_path, kvring=[NOBODY], health=NOBODY) as envoy:
+        url = envoy.url("llm")
 
         async def settled():  # duplex fails until a health check has
             return (await _post(behind, url, _prompt(0))).status == (503 if closed else 200)
@@ -163,7 +171,8 @@ async def test_ai_gateway_fails_closed_whatever_the_pool_says(behind, tmp_path):
     reference = shapes.only(_documents("inferencepool/pool.yaml"), "InferencePool")["spec"]
     assert reference["endpointPickerRef"]["failureMode"] == "FailOpen"
     target = {bootstrap.DESTINATION: behind.addresses[0]}
-    async with _door(name, behind, tmp_path, kvring=[NOBODY], health=NOBODY) as url:
+    async with _door(name, behind, tmp_path, kvring=[NOBODY], health=NOBODY) as envoy:
+        url = envoy.url("llm")
         answers = [await _post(behind, url, _prompt(number), **target) for number in range(4)]
     assert {answer.status for answer in answers} == {500}
 
@@ -171,7 +180,8 @@ async def test_ai_gateway_fails_closed_whatever_the_pool_says(behind, tmp_path):
 @pytest.mark.parametrize("name", POOLS)
 async def test_around_a_pool_kvring_also_places_what_has_no_body_and_no_client_steers(name, behind, tmp_path):
     target = {bootstrap.DESTINATION: behind.addresses[0]}
-    async with _door(name, behind, tmp_path) as url:
+    async with _door(name, behind, tmp_path) as envoy:
+        url = envoy.url("llm")
         before = await behind.metric("kvring_choices_total")
         async with behind.http.get(f"{url}/v1/models", headers=target) as answer:
             assert answer.status == 200
@@ -188,8 +198,8 @@ async def test_a_list_of_endpoints_would_lead_ai_gateway_nowhere(tmp_path):
     settings = {"tls": {"listen": "127.0.0.1:0"}}
     async with fleets.fleet(tmp_path, settings=settings, pool={"alternates": 1}) as running:
         for name, status in (("inferencepool/ai-gateway.yaml", 503), ("inferencepool/istio.yaml", 200)):
-            async with _door(name, running, tmp_path) as url:
-                assert (await _post(running, url, _prompt(0))).status == status
+            async with _door(name, running, tmp_path) as envoy:
+                assert (await _post(running, envoy.url("llm"), _prompt(0))).status == status
 
 
 async def test_without_the_scrub_a_client_would_steer_so_the_test_above_means_something(behind, tmp_path):
@@ -221,6 +231,8 @@ async def test_streams_are_balanced_over_several_kvring_processes(behind, tmp_pa
         asked = [one.ready["grpc"] for one in kvrings]
         fleet = shapes.Fleet(behind.addresses, asked, kvrings[0].ready["health"])
         config = shapes.bare((ENVOY / "several.yaml").read_text(), fleet, tmp_path)
+        asking = shapes.manager(config)["http_filters"][0]["typed_config"]
+        asking["message_timeout"] = f"{fleets.PATIENCE_S}s"  # who is asked is what counts here
         envoy = await stack.enter_async_context(gateway.envoy(config))
 
         async def counts():
@@ -255,12 +267,14 @@ async def test_over_a_unix_socket(tmp_path):
     socket = tmp_path / "s"
     async with fleets.fleet(tmp_path, settings={"grpc_listen": f"unix:{socket}"}, listener={}) as running:
         assert running.kvring.ready["grpc"] == f"unix:{socket}"
-        async with _door("unix-socket.yaml", running, tmp_path) as url:
+        async with _door("unix-socket.yaml", running, tmp_path) as envoy:
+            url = envoy.url("llm")
 
             async def asked():
                 await _post(running, url, _prompt(0))
                 return await running.metric("kvring_choices_total") > 0
 
             await client.until(asked, "kvring is asked")
-            served = {(await _post(running, url, _prompt(1))).headers["x-kvring-endpoint"] for _ in range(4)}
+            send = functools.partial(_post, running, url, _prompt(1))
+            served = {(await client.in_time(envoy, send)).headers["x-kvring-endpoint"] for _ in range(4)}
             assert len(served) == 1

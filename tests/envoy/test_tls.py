@@ -241,9 +241,12 @@ async def test_the_shipped_file_with_tls_on_both_sides(fleet, authority, tmp_pat
         "client_ca_file": str(own / "ca.crt"),
     }
     trusting = ssl.create_default_context(cadata=authority.pem.decode())
+    text = SHIPPED.read_text().replace("/etc/envoy/", f"{tmp_path}/")
+    patient = text.replace("message_timeout: 0.25s", f"message_timeout: {fleets.PATIENCE_S}s")
+    assert patient != text
     async with (
         fleet(policy="ring", settings={"tls": tls}) as running,
-        door(running, SHIPPED.read_text().replace("/etc/envoy/", f"{tmp_path}/"), tmp_path) as envoy,
+        door(running, patient, tmp_path) as envoy,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as secure,
     ):
         running.http = secure
