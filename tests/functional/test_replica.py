@@ -24,6 +24,7 @@ from tests import shared_data
 
 A100 = performance.PRESETS["codellama-13b-a100-40"]
 FAST = replica.Settings(speed=50.0)
+PARKED = replica.Settings(speed=0.001)  # no step ends, however slow a busy machine is
 LONG = "A system prompt that every request of this test repeats. " * 60  # 855 tokens
 
 
@@ -275,7 +276,7 @@ async def test_an_anthropic_prompt_and_the_chat_prompt_it_means_share_the_cache(
 
 
 async def test_anthropic_errors_have_anthropics_shape():
-    async with anthropic_sdk(replica.Settings(speed=0.1), queued_requests_max=1) as (server, client):
+    async with anthropic_sdk(PARKED, queued_requests_max=1) as (server, client):
         with pytest.raises(anthropic.NotFoundError, match="does not exist"):
             await client.messages.create(**anthropic_body("one", model="other"))
         with pytest.raises(anthropic.BadRequestError):
@@ -383,10 +384,10 @@ async def test_headers_of_a_stream_arrive_long_before_its_first_token():
             assert server.engine.tally.generation_tokens == 0
             server.pace(5.0)
             first = await response.content.readany()
-            # the role's event and the first token's come as one
+            # the role's event and the first token's come as one; on a busy machine with all that follows
             assert first.count(b"data: ") >= 2
             assert b'"role":"assistant"' in first
-            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+            assert (first + await response.content.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_speed_changes_the_pace_and_not_the_metrics():
@@ -432,11 +433,11 @@ async def test_a_client_that_leaves_while_its_answer_is_decoded_frees_its_slot()
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_during_prefill_frees_its_slot_and_leaves_its_blocks(stream):
-    async with serving(replica.Settings(speed=1.0)) as (server, http):
-        prompt = "abcd" * 8000  # four chunks, .66 s
+    async with serving(replica.Settings(speed=0.5)) as (server, http):
+        prompt = "abcd" * 8000  # four chunks, 1.3 s
         body = {"prompt": prompt, "stream": stream, "max_tokens": 50}
         asked = asyncio.create_task(http.post("/v1/completions", json=body))
-        await until(lambda: server.engine.tally.steps == 1)
+        await until(lambda: server.engine.tally.steps >= 1)
         asked.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             (await asked).close()
@@ -444,14 +445,14 @@ async def test_a_client_that_leaves_during_prefill_frees_its_slot_and_leaves_its
         assert server.engine.kv_usage == 0.0
         assert server.engine.tally.generation_tokens == 0
         assert server.engine.tally.steps < 4
+        server.pace(FAST.speed)
         async with http.post("/v1/completions", json={**body, "stream": False}) as response:
             usage = (await response.json())["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] in (2048, 4096, 6144)
 
 
 async def test_overload_rejects_plain_requests_with_503_and_streams_inside_http_200():
-    slow = replica.Settings(speed=0.1)
-    async with serving(slow, queued_requests_max=1) as (server, http):
+    async with serving(PARKED, queued_requests_max=1) as (server, http):
         body = {"prompt": "abcd" * 1000, "max_tokens": 100}
         waiting = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(2)]
         await until(lambda: server.engine.waiting == 1)
@@ -633,7 +634,6 @@ async def test_stopping_cuts_open_answers_and_frees_the_port_at_once():
         assert server.engine.running == 0
 
 
-async def test_a_restart_keeps_the_address_and_loses_the_cache():
 @pytest.mark.parametrize("turns", range(5))
 async def test_who_connects_while_it_stops_is_not_left_waiting(turns):
     """A connection that had arrived and had no protocol yet was kept open, and nothing ever read from it."""
@@ -652,6 +652,7 @@ async def test_who_connects_while_it_stops_is_not_left_waiting(turns):
                 assert await loop.sock_recv(client, 1) == b""
 
 
+async def test_a_restart_keeps_the_address_and_loses_the_cache():
     server = replica.Replica(A100, FAST)
     seen = []
     for _ in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ import pytest
 
 from extproc.endpoints import dns as dns_source
 from extproc.endpoints.source import Problem
+from tests import ports
 from tests.functional.conftest import eventually
 from tests.functional.membership import Membership, running
 
@@ -41,11 +43,20 @@ class DnsServer:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tcp = await asyncio.start_server(self._serve_tcp, "127.0.0.1", self.port)
-        self.port = self._tcp.sockets[0].getsockname()[1]
-        self._udp, _ = await loop.create_datagram_endpoint(
-            lambda: _Datagrams(self), local_addr=("127.0.0.1", self.port)
-        )
+        while True:
+            port = self.port or ports.own()
+            self._tcp = await asyncio.start_server(self._serve_tcp, "127.0.0.1", port)
+            try:
+                self._udp, _ = await loop.create_datagram_endpoint(
+                    lambda: _Datagrams(self), local_addr=("127.0.0.1", port)
+                )
+            except OSError:  # a port that is free for TCP only
+                self._tcp.close()
+                if self.port:
+                    raise
+            else:
+                self.port = port
+                return
 
     async def stop(self) -> None:
         self._udp.close()
@@ -186,11 +197,11 @@ async def test_the_ttl_is_kept_within_its_bounds():
     async with serving() as server:
         server.records[NAME, "A"] = ["10.0.0.1"]
         server.ttl_s = 1
-        async with running(asking(server, refresh_max_s=300)) as members:
+        async with running(asking(server, refresh_max_s=300, query_timeout_s=10)) as members:
             await members.until(are("10.0.0.1:8000"))
             server.records[NAME, "A"] = ["10.0.0.2"]
             await members.until(are("10.0.0.2:8000"))
-            assert 0.95 < server.asked_s[1] - server.asked_s[0] < 3
+            assert 0.95 < server.asked_s[1] - server.asked_s[0] < 60
             assert len(server.asked_s) == 2
 
 
@@ -198,11 +209,11 @@ async def test_the_shortest_ttl_of_a_chain_of_aliases_counts():
     async with serving() as server:
         server.records[NAME, "CNAME"] = ["real.example."]  # TTL 1
         server.records["real.example.", "A"] = ["10.0.0.1"]  # TTL 300
-        async with running(asking(server, refresh_max_s=300)) as members:
+        async with running(asking(server, refresh_max_s=300, query_timeout_s=10)) as members:
             await members.until(are("10.0.0.1:8000"))
             server.records["real.example.", "A"] = ["10.0.0.2"]
             await members.until(are("10.0.0.2:8000"))
-            assert 0.95 < server.asked_s[1] - server.asked_s[0] < 3
+            assert 0.95 < server.asked_s[1] - server.asked_s[0] < 60
 
 
 async def test_an_answer_too_long_for_udp_comes_over_tcp():
@@ -297,11 +308,13 @@ async def test_nobody_listening_is_told_and_waited_for():
 async def test_failures_are_retried_with_growing_waits():
     async with serving() as server:
         server.fault = rcode(dns.rcode.SERVFAIL)
-        source = asking(server, refresh_min_s=0.05, retry_max_s=0.4)
+        source = asking(server, refresh_min_s=0.05, retry_max_s=1.6, query_timeout_s=10)
         async with running(source):
-            await eventually(lambda: len(server.asked_s) >= 6)
-        gaps_s = [after - before for before, after in zip(server.asked_s, server.asked_s[1:], strict=False)]
-        assert gaps_s[0] < gaps_s[2] < gaps_s[4] < 2
+            await eventually(lambda: len(server.asked_s) >= 7)
+        gaps_s = [after - before for before, after in itertools.pairwise(server.asked_s[:7])]
+        shortest_s = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8)  # a busy machine makes them longer, none shorter
+        assert all(gap_s >= least_s for gap_s, least_s in zip(gaps_s, shortest_s, strict=True)), gaps_s
+        assert gaps_s[0] < shortest_s[-1]
 
 
 async def test_a_second_server_answers_for_a_silent_first():
@@ -351,7 +364,7 @@ async def test_addresses_told_with_the_answer_are_not_asked_for():
         server.records[NAME, "SRV"] = ["0 1 8000 vllm-0.llm.", "0 1 8000 vllm-1.llm."]
         server.records["vllm-1.llm.", "A"] = ["10.0.0.2"]
         server.additional = [("vllm-0.llm.", "A", "10.0.0.1"), ("vllm-1.llm.", "AAAA", "fd00::9")]
-        async with running(asking(server, kind="srv", refresh_max_s=300)) as members:
+        async with running(asking(server, kind="srv", refresh_max_s=300, query_timeout_s=10)) as members:
             await members.until(are("vllm-0.llm:8000", "vllm-1.llm:8000"))
             assert members.addresses["vllm-1.llm:8000"] == "10.0.0.2:8000"
         assert server.asked == {"SRV udp": 1, "A udp": 1}

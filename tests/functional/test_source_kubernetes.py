@@ -70,7 +70,7 @@ def access(url: str, **changes: Any) -> api_server.Access:
     quick = api_server.Access(
         url,
         watch_timeout_s=30,
-        request_timeout_s=2,
+        request_timeout_s=10,
         retry_min_s=0.01,
         retry_max_s=0.05,
         publish_interval_s=0.001,
@@ -159,11 +159,13 @@ async def test_a_burst_of_changes_is_published_as_few():
         async with running(watching(url, publish_interval_s=0.2)) as members:
             await members.until(are("a"))
             await server.until_watched()
+            before, since_s = len(members.history), time.monotonic()
             for number in range(100):
                 server.put(SLICES, slice_of("s", {f"p{number}": "10.0.0.1"}))
                 await asyncio.sleep(0.001)
             await members.until(are("p99"))
-            assert len(members.history) <= 5
+            took_s = time.monotonic() - since_s  # a busy machine spreads the burst
+            assert len(members.history) - before <= took_s / 0.2 + 2
 
 
 async def test_nothing_is_published_before_the_first_list():
@@ -332,7 +334,11 @@ async def test_after_a_fault_the_members_are_exactly_those_that_exist(fault, gon
         server.put(SLICES, slice_of("s1", {"a": "10.0.0.1"}))
         server.put(SLICES, slice_of("s2", {"b": "10.0.0.2"}))
         source = watching(
-            url, watch_timeout_s=1, slack_s=0.2, request_timeout_s=0.4, line_bytes_max=256 * 1024
+            url,
+            watch_timeout_s=1,
+            slack_s=0.2 if fault is on_half_open else 10,
+            request_timeout_s=0.4 if fault is on_slow_lists else 10,
+            line_bytes_max=256 * 1024,
         )
         async with running(source) as members:
             await members.until(are("a", "b"))
