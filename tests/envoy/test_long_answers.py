@@ -124,7 +124,7 @@ async def test_an_answer_outlives_every_limit_many_times_while_it_goes_on(tmp_pa
     async with talking(tmp_path, talker, MODES[mode], idle_s=IDLE_S, grpc_s=IDLE_S / 2) as (running, answer):
         began_s = time.monotonic()
         reading = asyncio.create_task(answer.read())
-        await spoken(talker, 40)
+        await spoken(talker, talker.pieces + 40)
         assert time.monotonic() - began_s > 3 * IDLE_S
         await held(running)
         talker.enough.set()
@@ -150,10 +150,11 @@ async def test_an_answer_that_kvring_is_shown_takes_no_more_memory_the_longer_it
             came += len(piece)
             if came > 2 * MIB * (len(sizes) + 1):
                 sizes.append(account.rss_bytes(running))
-            if len(sizes) == 16:
+            if len(sizes) == 32:
                 talker.enough.set()
-        early, late = sizes[4:10], sizes[10:]  # 12 MiB apart
-        assert min(late) - min(early) < 4 * MIB, [size / MIB for size in sizes]
+        # 40 MiB apart; on a busy machine some of 10 MiB are on their way at a time, or none
+        early, late = sizes[4:12], sizes[24:32]
+        assert min(late) - min(early) < 12 * MIB, [size / MIB for size in sizes]
         await account.settled(running)
 
 

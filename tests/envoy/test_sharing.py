@@ -36,10 +36,10 @@ async def test_three_share_what_they_send_and_end_with_an_empty_ledger(tmp_path)
             told = "kvring_sharing_heard_dispatches_total"
             return sum([await running.metric(one, told) for one in running.kvrings])
 
-        for _ in range(200):  # the last may be on its way: messages are gathered
-            if await heard() >= 48:
-                break
-            await asyncio.sleep(0.02)
+        async def all_heard():
+            return await heard() >= 48
+
+        await client.until(all_heard, "the last, which may be on its way: messages are gathered")
         assert await heard() == 48  # each by both others
 
 

@@ -100,7 +100,7 @@ async def test_a_replica_is_cut_off_from_the_store(stage):
                 assert all(one["peers"] >= 1 for one in shared)
                 return all(one["peers"] == 1 for one in shared)
 
-            await client.until(together, "two that go on together", 5)
+            await client.until(together, "two that go on together", AGREED_S)
             stage.between.cut()
             tries = stage.between.connections
 
