@@ -104,11 +104,11 @@ async def test_a_connection_that_asks_nothing_more_ends(sent: bytes) -> None:
 
 
 async def test_one_that_goes_on_asking_is_kept() -> None:
-    async with served(idle_s=1.0) as running:
+    async with served(idle_s=2.0) as running:
         reader, writer = asking = await connected(running)
         silent = await connected(running)
         for _ in range(3):
-            for _ in range(4):  # a second and more in all
+            for _ in range(8):  # two seconds and more in all
                 writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 async with asyncio.timeout(WAIT_S):
                     assert b"200 OK" in await reader.readuntil(b"\r\n\r\nok\n")

@@ -77,7 +77,7 @@ async def _served(engine):
         await runner.cleanup()
 
 
-async def _driven(engine, users=2, duration_s=24.0):
+async def _driven(engine, users=2, duration_s=48.0):
     async with _served(engine) as url:
         load = driver.Driver(
             {"arm": url}, workload.Workload(1, users), driver.Schedule(duration_s=duration_s, speed=SPEED)
@@ -111,7 +111,7 @@ async def test_both_arms_get_each_users_requests_in_the_same_order():
         load = driver.Driver(
             {"one": first, "two": second},
             workload.Workload(3, 1),
-            driver.Schedule(duration_s=24.0, speed=SPEED),
+            driver.Schedule(duration_s=48.0, speed=SPEED),
         )
         await load.run()
     both = min(len(one.prompts), len(two.prompts))
@@ -131,7 +131,7 @@ async def test_both_arms_get_each_users_requests_in_the_same_order():
     ],
 )
 async def test_every_way_to_fail_is_a_sample_with_its_kind(behave, kind):
-    samples, _ = await _driven(_Engine("a", behave), users=1, duration_s=6.0)
+    samples, _ = await _driven(_Engine("a", behave), users=1, duration_s=15.0)
     assert samples
     assert {one.error for one in samples} == {kind}
     assert kind.split()[0] in driver.ERROR_KINDS
@@ -140,6 +140,6 @@ async def test_every_way_to_fail_is_a_sample_with_its_kind(behave, kind):
 async def test_a_closed_port_is_an_error_of_kind_connect():
     async with _served(_Engine("a")) as url:
         pass
-    load = driver.Driver({"arm": url}, workload.Workload(1, 1), driver.Schedule(duration_s=6.0, speed=SPEED))
+    load = driver.Driver({"arm": url}, workload.Workload(1, 1), driver.Schedule(duration_s=15.0, speed=SPEED))
     await load.run()
     assert {one.error for one in load.samples["arm"]} == {"connect"}

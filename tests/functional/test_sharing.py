@@ -12,7 +12,7 @@ from extproc.share import link, sharing
 from tests.functional.conftest import eventually
 
 A = pool.EndpointId("a")
-PACE = view.Settings(look_s=1.0, beat_s=60.0)
+PACE = view.Settings(look_s=2.0, beat_s=60.0)
 
 
 class Way:
