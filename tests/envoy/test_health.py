@@ -48,12 +48,19 @@ async def test_a_dead_replica_is_named_no_more_its_keys_scatter_and_return_with_
 async def test_a_dead_replica_that_kvring_does_not_know_of_is_tried_each_time(fleet):
     """So the test above can fail: Envoy goes where it is told."""
     # by neither of the two ways in which it notices: health checks, and reading metrics once a second
-    blind = {"health": {"interval_s": 60}, "signals": {"interval_s": 0}}
-    async with fleet(replicas=5, policy="ring", pool=blind) as running:
-        before = await _homes(running)
-        await running.stop_replica(2)
-        await _homes(running)  # retried elsewhere, hence still all 200
-        assert await account.retries(running) >= list(before.values()).count(running.endpoints[2].name) > 0
+    blind = {"health": {"interval_s": 300}, "signals": {"interval_s": 0}}
+    known = True
+    for _ in range(5):  # the second check comes whenever chance has it within the interval: seldom just now
+        async with fleet(replicas=5, policy="ring", pool=blind) as running:
+            dead = running.endpoints[2].name
+            before = await _homes(running)
+            await running.stop_replica(2)
+            await _homes(running)  # retried elsewhere, hence still all 200
+            known = dead not in account.ready(await running.state())
+            if not known:
+                assert await account.retries(running) >= list(before.values()).count(dead) > 0
+                break
+    assert not known
 
 
 async def test_a_replica_that_dies_under_load_costs_at_most_the_answers_in_flight(fleet):
