@@ -53,10 +53,9 @@ def test_only_what_goes_on_behind_a_whole_prompt_finds_its_answer(steps: list[tu
     cache = residency.Residency(residency.Capacity(1000), IDLE_S, answer_blocks=2)
     prompts: list[str] = []
     for now, (text, back) in enumerate(steps):
-        before = cache.match(A, blocks(text), 0.0).gpu_blocks
         cache.add(A, blocks(text), now * 1e-6)
         if back:
-            cache.retract(A, blocks(text), before, now * 1e-6)
+            cache.retract(A, blocks(text), now * 1e-6, now * 1e-6)
         else:
             prompts.append(text)
         for asked, _ in steps:
@@ -125,7 +124,7 @@ def test_what_is_taken_back_leaves_whole_starts_and_no_more_than_before(
         assert held == before
         added = cache.blocks(A)
         if back:
-            cache.retract(A, blocks(text), held, now)
+            cache.retract(A, blocks(text), now, now)
             assert cache.blocks(A) <= added
             assert cache.match(A, blocks(text), now).gpu_blocks <= held
         for trees, limit in ((cache._gpu, capacity), (cache._host, capacity + 2)):
