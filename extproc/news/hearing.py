@@ -121,7 +121,7 @@ class Hearing:
             sender.began(number, hearsay.lease(chooser, endpoint, hashes, one, now))
 
     def held(self, batch: message.Batch, now: float) -> None:
-        """Note what endpoints are told to hold."""
+        """Note what endpoints are told to hold, and to have given as stored answers."""
         for one in batch.held:
             found = self.place(batch, one.place)
             if found is None:
@@ -130,6 +130,10 @@ class Hearing:
             hashes = self._chain(chooser, one.back, one.depth, one.hashes)
             if hashes:
                 hearsay.recall(chooser, endpoint, hashes, now - one.age_s, one.prompts)
+        for answer in batch.stored:
+            found = self.place(batch, answer.place)
+            if found is not None:
+                found[0].answers.recall(answer.key, found[1], now - answer.age_s)
 
     def recent(self, oldest_s: float) -> Iterator[tuple[str, pool.EndpointId, tree.Recent]]:
         """What endpoints hold that was used since `oldest_s`, of each the latest first, in turn."""
@@ -146,6 +150,13 @@ class Hearing:
                     left.append((name, endpoint, walk))
                     yield name, endpoint, found
             walks = left
+
+    def stored(self, oldest_s: float) -> Iterator[tuple[str, int, pool.EndpointId, float]]:
+        """Pool, key, endpoint and time [s] of stored answers used since `oldest_s`."""
+        for name, one in self._routers.items():
+            for answer in one.answers.recent(oldest_s):
+                if one.has(answer[1]):
+                    yield name, *answer
 
     def _chain(
         self, chooser: router.Router, back: int, depth: int, packed: bytes

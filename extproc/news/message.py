@@ -41,6 +41,7 @@ __all__ = [
     "Open",
     "Restarted",
     "Retracted",
+    "Stored",
     "Strange",
     "decode",
     "encode",
@@ -161,6 +162,14 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: _Hash
 
 
+class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """As `Answered`; last used `age_s` ago."""
+
+    place: _Index
+    key: _Hash
+    age_s: _Age
+
+
 class Ask(
     msgspec.Struct,
     frozen=True,
@@ -169,7 +178,8 @@ class Ask(
 ):
     """A question to the replica `to`.
 
-    `leases`: its open ones. `since_s`: what endpoints hold that was used so lately [s], -1: nothing.
+    `leases`: its open ones. `since_s`: what endpoints hold, and gave as stored answers, that was used so
+    lately [s], -1: nothing.
     """
 
     to: _Number
@@ -184,14 +194,14 @@ class Batch(
     rename={
         "sender": "s", "number": "n", "open_leases": "o", "places": "p", "restarted": "r", "began": "b",
         "prefilled": "f", "ended": "e", "answered": "a", "asks": "q", "leases": "l", "held": "h", "to": "t",
-        "last": "z", "bye": "x", "retracted": "g",
+        "last": "z", "bye": "x", "retracted": "g", "stored": "k",
     },
 ):  # fmt: skip
     """What `sender` tells in its message `number` [1, 2, ...]; it then has `open_leases` own leases open.
 
     `places`: (pool, block bytes, endpoint) that entries refer to. To be applied in the order restarted,
-    began, retracted, prefilled, ended. `leases`: all open ones, None if that is not told. `held`: an answer
-    for the replica `to`; `last`: nothing more of it follows. `bye`: the sender ends.
+    began, retracted, prefilled, ended. `leases`: all open ones, None if that is not told. `held`, `stored`:
+    an answer for the replica `to`; `last`: nothing more of it follows. `bye`: the sender ends.
     """
 
     sender: _Number
@@ -213,6 +223,7 @@ class Batch(
     last: bool = False
     bye: bool = False
     retracted: Annotated[tuple[Retracted, ...], _MANY] = ()
+    stored: Annotated[tuple[Stored, ...], _MANY] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -262,8 +273,8 @@ def unpack(data: bytes) -> tuple[chain.BlockHash, ...]:
 def _refers_well(batch: Batch) -> bool:
     """Whether entries refer only to places there are."""
     places = len(batch.places)
-    entries = batch.restarted, batch.began, batch.retracted, batch.answered, batch.held, batch.leases or ()
-    for kind in entries:
+    answer = batch.held, batch.stored, batch.leases or ()
+    for kind in (batch.restarted, batch.began, batch.retracted, batch.answered, *answer):
         for one in kind:
             if one.place >= places:
                 return False

@@ -11,6 +11,7 @@ Never: a number twice; a batch larger than `message.BYTES_MAX`. Called by: news.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,7 @@ class _Answer:
 
     to: int
     held: Iterator[tuple[str, pool.EndpointId, tree.Recent]]
+    stored: Iterator[tuple[str, int, pool.EndpointId, float]]
     blocks_left: int = BLOCKS_PER_ANSWER
 
 
@@ -100,10 +102,17 @@ class Telling:
         before = self._asks.get(to, (False, -1.0))
         self._asks[to] = before[0] or leases, max(before[1], since_s)
 
-    def answer(self, to: int, held: Iterator[tuple[str, pool.EndpointId, tree.Recent]]) -> None:
-        """Tell `to` what endpoints hold, in parts; beyond some answers at once none is begun."""
+    def answer(
+        self,
+        to: int,
+        held: Iterator[tuple[str, pool.EndpointId, tree.Recent]],
+        stored: Iterator[tuple[str, int, pool.EndpointId, float]],
+    ) -> None:
+        """Tell `to` what endpoints hold and which stored answers they gave, in parts; beyond some answers at
+        once none is begun.
+        """
         if len(self._answers) < _ANSWERS_MAX:
-            self._answers.append(_Answer(to, held))
+            self._answers.append(_Answer(to, held, stored))
 
     def batch(self, now: float, *, bye: bool = False) -> message.Batch:
         """The next batch, with whatever there is to tell at `now` [s, monotonic]."""
@@ -135,7 +144,7 @@ class Telling:
         leases = self._leases(places)
         if leases is not None:  # somebody missed something
             retracted += [_retracted(one, places(one.pool, one.endpoint), again=True) for one in before]
-        to, held, last = self._part(places, now)
+        to, held, stored, last = self._part(places, now)
         return message.Batch(
             sender=self._sender,
             number=self._number,
@@ -149,6 +158,7 @@ class Telling:
             asks=self._questions(),
             leases=leases,
             held=tuple(held),
+            stored=stored,
             to=to,
             last=last,
             bye=bye,
@@ -188,10 +198,10 @@ class Telling:
 
     def _part(
         self, places: Callable[[str, pool.EndpointId], int], now: float
-    ) -> tuple[int, list[message.Held], bool]:
+    ) -> tuple[int, list[message.Held], tuple[message.Stored, ...], bool]:
         """The next part of the answer in hand: for whom, what, and whether nothing of it is left."""
         if not self._answers:
-            return 0, [], False
+            return 0, [], (), False
         answer = self._answers[0]
         held: list[message.Held] = []
         blocks = 0
@@ -213,10 +223,14 @@ class Telling:
                     max(recent.prompts, 1),
                 )
             )
-        last = answer.blocks_left <= 0
+        stored = tuple(
+            message.Stored(places(name, endpoint), key, max(now - used_s, 0.0))
+            for name, key, endpoint, used_s in itertools.islice(answer.stored, _PART_ENTRIES)
+        )
+        last = answer.blocks_left <= 0 and len(stored) < _PART_ENTRIES
         if last:
             self._answers.popleft()
-        return answer.to, held, last
+        return answer.to, held, stored, last
 
     def _questions(self) -> tuple[message.Ask, ...]:
         asks, self._asks = self._asks, {}

@@ -279,7 +279,8 @@ class View:
         if ask.leases:
             self._telling.leases_wanted = True
         if ask.since_s >= 0:
-            self._telling.answer(batch.sender, self._hearing.recent(now - ask.since_s))
+            oldest_s = now - ask.since_s
+            self._telling.answer(batch.sender, self._hearing.recent(oldest_s), self._hearing.stored(oldest_s))
 
     # ---- telling ----
 

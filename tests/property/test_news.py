@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from extproc import chain, choice, outbox, pool, router, served
+from extproc import answers, chain, choice, outbox, pool, router, served
 from extproc.news import message, view
 
 NAMES = ("a", "b", "c")
@@ -308,6 +308,37 @@ def test_who_continues_an_answer_finds_its_endpoint_wherever_it_was_given():
     request = router.Request(chain=None, tokens=0.0, previous="resp_1")
     made = other.router.place(request, now + 9, 0.5).choice
     assert (made.endpoint.id, made.keyed_by) == ("b", choice.KeyedBy.PREVIOUS)
+
+
+@pytest.mark.parametrize("lost", [0, 4], ids=["a newcomer", "one that missed some"])
+def test_stored_answers_are_told_to_who_was_not_there_when_they_were_given(lost):
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other] if lost else [one], 0.0)
+    given = 3000
+    for number in range(given):
+        one.router.answered(f"resp_{number}", pool.EndpointId(NAMES[number % 3]), now + number * 1e-6)
+    for _ in range(lost):
+        one.view.flush(now)
+        now += 0.3
+    one.router.answers.find("resp_0", now)  # in use
+    now = settle([one, other], now)
+    assert len(other.router.answers) == given
+    for number in (0, 1, 2, given - 1):
+        assert other.router.answers.find(f"resp_{number}", now) == NAMES[number % 3]
+    told, kept = ({each[:2] for each in each.router.answers.recent(0.0)} for each in (one, other))
+    assert told == kept
+
+
+def test_what_is_known_of_a_stored_answer_is_not_changed_by_what_others_knew():
+    kept = answers.Answers(3)
+    key = kept.remember("resp_1", pool.EndpointId("a"), 5.0)
+    kept.recall(key, pool.EndpointId("b"), 1.0)
+    assert kept.find("resp_1", 5.0) == "a"
+    for number, used_s in ((11, 4.0), (12, 3.0), (13, 2.0)):  # the last one finds no room
+        kept.recall(number, pool.EndpointId("c"), used_s)
+    assert [each[0] for each in kept.recent(0.0)] == [key, 11, 12]
+    kept.learn(14, pool.EndpointId("c"), 6.0)
+    assert [each[0] for each in kept.recent(3.5)] == [14, key, 11]
 
 
 def test_a_dispatch_just_after_a_message_waits_for_the_next_look_or_for_enough_to_tell():

@@ -86,6 +86,7 @@ class Hostile:
                 message.Held(rng.randrange(4), bits(64), rng.randrange(5), self._hashes(), 1.0, 1 + bits(30))
                 for _ in self._some()
             ),
+            stored=tuple(message.Stored(rng.randrange(4), bits(64), 1.0) for _ in self._some()),
             to=rng.choice([0, OWN]),
             last=rng.random() < 0.5,
             bye=not bits(5),
