@@ -162,7 +162,10 @@ class Tree:
             least, answer = 0, self._nodes.get(_answer(node.block, noted_s))
         if answer is not None:
             self._drop(answer, gone)
-        node.ends = max(node.ends - 1, 0)
+        counted = node
+        while not counted.ends and counted.parent is not None:  # it moved up, with blocks that left
+            counted = counted.parent
+        counted.ends = max(counted.ends - 1, 0)
         while not (node.children or node.ends) and node.depth >= least:
             self._drop(node, gone)
             if node.parent is None:

@@ -1,5 +1,7 @@
 """Residency against a model that says it in the plainest way: whole paths, stamps on every block."""
 
+import random
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -163,3 +165,27 @@ def test_all_endpoints_at_once_are_as_each_alone(capacity: int, steps: list[tupl
     for name in "abc":
         together.forget(pool.EndpointId(name))
     assert not together._gpu.holders
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(TEXT, st.sampled_from([0.1, 3.0, 11.0]), st.integers(0, 9)), max_size=25),
+    st.randoms(use_true_random=False),
+)
+def test_when_all_that_was_sent_went_elsewhere_nothing_is_held_whatever_was_lost_meanwhile(
+    capacity: int, steps: list[tuple[str, float, int]], rng: random.Random
+) -> None:
+    cache = residency.Residency(residency.Capacity(capacity, capacity + 3), IDLE_S, answer_blocks=1)
+    now, sent = 0.0, []
+    for text, wait_s, lost in steps:
+        now += wait_s
+        cache.add(A, blocks(text), now)
+        sent.append((text, now))
+        if not lost:
+            cache.forget(A)
+    rng.shuffle(sent)
+    for text, noted_s in sent:
+        cache.retract(A, blocks(text), noted_s, now)
+    assert not any(cache.match(A, blocks(text), now).any_blocks for text, _, _ in steps)
+    assert cache.blocks(A) == 0
