@@ -9,11 +9,14 @@ Never: a guess; 64-bit hashes of ids match exactly. Called by: router.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 
 from extproc import chain, pool
 
 __all__ = ["Answers"]
+
+_RECENT_MAX = 32_768
 
 
 class Answers:
@@ -43,6 +46,23 @@ class Answers:
         self._entries.move_to_end(key)
         while len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
+
+    def recall(self, key: int, endpoint: pool.EndpointId, used_s: float) -> None:
+        """Note what another replica knows: of several, those used last come first. What is known stays."""
+        if key not in self._entries and len(self._entries) < self._entries_max:
+            self._entries[key] = (endpoint, used_s)
+            self._entries.move_to_end(key, last=False)
+
+    def recent(self, oldest_s: float) -> list[tuple[int, pool.EndpointId, float]]:
+        """Key, endpoint and time [s, monotonic] of what was used since `oldest_s`, the latest first, of many
+        the first.
+        """
+        found = []
+        for key, (endpoint, used_s) in itertools.islice(reversed(self._entries.items()), _RECENT_MAX):
+            if used_s < oldest_s:
+                break
+            found.append((key, endpoint, used_s))
+        return found
 
     def find(self, answer: str, now: float) -> pool.EndpointId | None:
         """The endpoint that gave `answer`; None if that is not known (any more)."""

@@ -103,8 +103,12 @@ class Deciding:
 
     def served(self, address: str, now: float) -> None:
         """Envoy tells who serves the request: lease and residency are put right."""
-        if self.decision is not None and self.router is not None:
-            self.endpoint = served.correct(self.router, self.decision, address, now)
+        made = self.decision
+        if made is None or self.router is None:
+            return
+        self.endpoint = served.correct(self.router, made, address, now)
+        if self.endpoint is None or self.endpoint.id != made.choice.endpoint.id:
+            self.decision = choice.Decision(made.choice, made.lease)  # what was noted is taken back once
 
     @property
     def _key(self) -> str | None:

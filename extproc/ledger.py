@@ -168,10 +168,13 @@ class Lease:
         self._account.pending -= self.tokens
         self.tokens = 0
 
-    def move(self, endpoint: pool.EndpointId, uncached_tokens: int, now: float) -> None:
+    def move(
+        self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, cached_tokens: float = 0.0
+    ) -> None:
         """Another endpoint got the request: it counts there from `now` on. No effect once released.
 
-        Args: uncached_tokens: left to prefill there [>= 0]; 0 if the prompt is prefilled already.
+        Args: uncached_tokens: left to prefill there [>= 0]; 0 if the prompt is prefilled already;
+            cached_tokens: thought to be held there, for others to know.
         """
         if not self._open:
             return
@@ -183,7 +186,7 @@ class Lease:
         waits = uncached_tokens if self.tokens else 0
         self._leave()
         if self.number and self._ledger.outbox is not None:
-            self.number = self._ledger.outbox.moved(self.number, endpoint, waits)
+            self.number = self._ledger.outbox.moved(self.number, endpoint, waits, cached_tokens)
         self._account = self._ledger.account_of(endpoint)
         self._enter(waits, now)
 

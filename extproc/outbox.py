@@ -1,6 +1,6 @@
 """Outbox: what happened to this process's own leases and endpoints, until other replicas of kvring are told.
 
-    began -> prefilled -> ended          of each own lease, in this order
+    began -> retracted -> prefilled -> ended          of each own lease, in this order
     restarts                             endpoints whose process is a new one
 
 The ledger and the router write, the shared view reads (`news.view`). What waits has a weight, by which the
@@ -9,7 +9,8 @@ reader tells it sooner or later:
     weight = sum over dispatches of (uncached tokens + 128)        [tokens]; infinite with a restart
 
 That is how far others are wrong about what endpoints have to do; an open request counts beside its prefill,
-as others cap open requests. First tokens, ends and answers weigh nothing: they go with what does. Nobody
+as others cap open requests. First tokens, ends, answers and what is taken back weigh nothing: they go with
+what does. Nobody
 waits for the reader: where it is slow, the oldest entries leave, counted, and what they would have told is
 told again by the list of open leases.
 
@@ -28,7 +29,7 @@ import msgspec
 from extproc import chain
 from extproc import pool as _pool
 
-__all__ = ["ENTRIES_MAX", "Answered", "Began", "Ended", "Entry", "Open", "Outbox", "Prefilled"]
+__all__ = ["ENTRIES_MAX", "Answered", "Began", "Ended", "Entry", "Open", "Outbox", "Prefilled", "Retracted"]
 
 ENTRIES_MAX = 8192
 BLOCKS_MAX = 1 << 17
@@ -90,6 +91,24 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
+class Retracted(msgspec.Struct, frozen=True, gc=False):
+    """The request of lease `number` did not go to `endpoint`, where it was told to have gone.
+
+    `end`, `depth`: its chain, by its last hash and its blocks [>= 1]; `left`: how many of these are thought
+    to be held there all the same [blocks]. `prompt_tokens`, `gpu_tokens`, `cached_tokens`: as of `Began`.
+    """
+
+    number: int
+    pool: str
+    endpoint: _pool.EndpointId
+    end: chain.BlockHash
+    depth: int
+    left: int
+    prompt_tokens: float
+    gpu_tokens: float
+    cached_tokens: float
+
+
 class Answered(msgspec.Struct, frozen=True, gc=False):
     """`endpoint` gave the stored answer `key`."""
 
@@ -98,7 +117,7 @@ class Answered(msgspec.Struct, frozen=True, gc=False):
     key: int
 
 
-Entry = Began | Prefilled | Ended | Answered
+Entry = Began | Retracted | Prefilled | Ended | Answered
 
 
 class Outbox:
@@ -181,10 +200,17 @@ class Outbox:
         if self.open.pop(number, None) is not None:
             self._note(Ended(number))
 
-    def moved(self, number: int, endpoint: _pool.EndpointId, uncached_tokens: int) -> int:
+    def retracted(self, entry: Retracted) -> None:
+        """A request did not go where it was told to have gone."""
+        if entry.number:
+            self._note(entry)
+
+    def moved(
+        self, number: int, endpoint: _pool.EndpointId, uncached_tokens: int, cached_tokens: float = 0.0
+    ) -> int:
         """The request of an open lease went to `endpoint` in the end; the lease's number from now on.
 
-        Args: uncached_tokens: left to prefill there [>= 0].
+        Args: uncached_tokens: left to prefill there [>= 0]; cached_tokens: thought to be held there.
         """
         found = self.open.get(number)
         if found is None:
@@ -192,7 +218,7 @@ class Outbox:
         self.ended(number)
         began = Began(
             self.next_number(), found.pool, endpoint, found.end, found.depth, (), found.prompt_tokens,
-            uncached_tokens, prefills=found.prefills, again=True,
+            uncached_tokens, cached_tokens, cached_tokens, found.prefills, again=True,
         )  # fmt: skip
         self.began(began)
         return began.number

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ from extproc import chain, pool, tier
 from extproc.tree import Recent, Tree
 
 __all__ = ["NOTHING", "Capacity", "Held", "Match", "Residency"]
+
+
+_TAKEN_BACK_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Residency:
         "_host",
         "_idle_s",
         "_sizes",
+        "_taken_back",
     )
 
     def __init__(self, capacity: Capacity, idle_s: float, answer_blocks: int = 0) -> None:
@@ -99,6 +104,8 @@ class Residency:
         self._sizes: dict[pool.EndpointId, tuple[int, int]] = {}
         # (no leaf of it was used before, number, tree), one a tree that is not empty
         self._due: list[tuple[float, int, Tree]] = []
+        # when, by endpoint and end of the chain, the latest last
+        self._taken_back: OrderedDict[tuple[pool.EndpointId, chain.BlockHash], float] = OrderedDict()
         self._filled = 0  # how often an empty tree got blocks; tells entries of one time apart
 
     def held(self, blocks: chain.Chain, now: float) -> Held:
@@ -116,32 +123,53 @@ class Residency:
         """How much of the chain `endpoint` holds at `now` [s, monotonic]."""
         return self.held(blocks, now).of(endpoint)
 
-    def add(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float) -> int:
+    def add(self, endpoint: pool.EndpointId, blocks: chain.Chain, now: float, told: int = 0) -> int:
         """Note that `endpoint` was sent a prompt of this chain at `now` [s, monotonic].
 
-        Returns how many leading blocks its gpu tier was thought to hold before.
+        Returns how many leading blocks its gpu tier was thought to hold before. `told`: as in `tree`.
         """
         self._drop_idle(now)
+        if self._taken_back and blocks.hashes:
+            if not told:
+                self.sent_again(endpoint, blocks.hashes[-1])
+            elif now <= self._taken_back.get((endpoint, blocks.hashes[-1]), -math.inf):
+                return 0  # by one that has not heard of it yet
         gpu_blocks, host_blocks = self._size(endpoint)
-        held = self._fill(self._gpu.tree(endpoint, gpu_blocks), blocks, now)
+        held = self._fill(self._gpu.tree(endpoint, gpu_blocks), blocks, now, told)
         if host_blocks:
-            self._fill(self._host.tree(endpoint, host_blocks), blocks, now)
+            self._fill(self._host.tree(endpoint, host_blocks), blocks, now, told)
         if self._capacity.external_blocks:
-            self._fill(self._external, blocks, now)
+            self._fill(self._external, blocks, now, told)
         return held
 
-    def retract(self, endpoint: pool.EndpointId, blocks: chain.Chain, held: int, noted_s: float) -> None:
-        """Take back what `add` noted at `noted_s`, when `held` blocks were held: the prompt went elsewhere.
+    def retract(
+        self,
+        endpoint: pool.EndpointId,
+        blocks: chain.Chain,
+        noted_s: float | None,
+        now: float,
+        least: int = 0,
+    ) -> None:
+        """Take back what `add` noted at `noted_s`: the prompt went elsewhere. What others begin with stays.
 
-        What others have used since stays.
+        `noted_s` None, `least`: as in `tree`. Nobody else's word of it that is older than `now` [s] counts.
         """
+        if blocks.hashes:
+            self._taken_back[endpoint, blocks.hashes[-1]] = now
+            self._taken_back.move_to_end((endpoint, blocks.hashes[-1]))
+            if len(self._taken_back) > _TAKEN_BACK_MAX:
+                self._taken_back.popitem(last=False)
         for each in (self._gpu, self._host):
             tree = each.trees.get(endpoint)
             if tree is not None:
-                tree.retract(blocks.hashes, held, noted_s)
+                tree.retract(blocks.hashes, noted_s, least)
                 if not len(tree):  # a tree is due once: this one ends, the next prompt begins another
                     each.forget(endpoint)
                     self._drop_empty()
+
+    def sent_again(self, endpoint: pool.EndpointId, end: chain.BlockHash) -> None:
+        """A prompt that ends with block `end` was sent to `endpoint`, so that others' word of it counts."""
+        self._taken_back.pop((endpoint, end), None)
 
     def forget(self, endpoint: pool.EndpointId) -> None:
         """Drop what died with the endpoint's process: its gpu and host tiers."""
@@ -186,21 +214,21 @@ class Residency:
                 return found
         return ()
 
-    def recent(self, endpoint: pool.EndpointId, oldest_s: float, now: float) -> Iterator[Recent]:
+    def recent(self, endpoint: pool.EndpointId, oldest_s: float) -> Iterator[Recent]:
         """What the gpu tier of `endpoint` holds that was used since `oldest_s`, the latest first.
 
         Each block once. Lazy, and what leaves meanwhile is left out.
         """
         tree = self._gpu.trees.get(endpoint)
-        return iter(()) if tree is None else tree.recent(oldest_s, now)
+        return iter(()) if tree is None else tree.recent(oldest_s)
 
     def _size(self, endpoint: pool.EndpointId) -> tuple[int, int]:
         return self._sizes.get(endpoint, (self._capacity.gpu_blocks, self._capacity.host_blocks))
 
-    def _fill(self, tree: Tree, blocks: chain.Chain, now: float) -> int:
+    def _fill(self, tree: Tree, blocks: chain.Chain, now: float, told: int) -> int:
         was_empty = not len(tree)
         answer_blocks = 0 if tree is self._external else self._answer_blocks
-        held = tree.add(blocks.hashes, now, answer_blocks)
+        held = tree.add(blocks.hashes, now, answer_blocks, told)
         if was_empty and len(tree):
             self._filled += 1
             heapq.heappush(self._due, (now, self._filled, tree))

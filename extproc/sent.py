@@ -1,6 +1,6 @@
 """Sent: what this process has sent to each endpoint, and how much of it was thought to be cached there.
 
-Counters since the endpoint became a member; they only rise. Beside the engine's own counters they tell how
+Counters since the endpoint became a member. Beside the engine's own counters they tell how
 true the predictions are (`vitals`), and how much was sent since the engine was last asked (`signals`).
 
 A request that another endpoint served (served) counts there too, and is noted here as gone: metrics go on
@@ -22,7 +22,8 @@ class Sent:
     """Totals of one endpoint.
 
     `requests`, of which `keyed` had a chain; of these `prompt_bytes` and `prompt_tokens` [estimated],
-    `gpu_tokens` thought to be on the GPU, `cached_tokens` in any tier; `uncached_tokens`: left to prefill.
+    `gpu_tokens` thought to be on the GPU, `cached_tokens` in any tier. `uncached_tokens`: left to prefill;
+    only compared with what it was when the engine was last asked, so what others served since is taken off.
     `gone`: what of all this others served; None: nothing.
     """
 
@@ -70,7 +71,7 @@ class Sent:
         return other
 
     def net(self) -> Sent:
-        """The totals less what others served; `uncached_tokens` as it is, compared only with itself."""
+        """The totals less what others served."""
         left, gone = self.copy(), self.gone
         if gone is not None:
             left.requests -= gone.requests
@@ -99,12 +100,16 @@ class Record:
         return found
 
     def take_back(
-        self, endpoint: pool.EndpointId, prompt_tokens: float, gpu_tokens: float, cached_tokens: float,
-        prompt_bytes: float,
+        self, endpoint: pool.EndpointId, uncached_tokens: int, prompt_tokens: float, gpu_tokens: float,
+        cached_tokens: float, prompt_bytes: float,
     ) -> None:  # fmt: skip
-        """A request that was counted for `endpoint` with these figures was served by another."""
+        """A request that was counted for `endpoint` with these figures was served by another.
+
+        `uncached_tokens`: 0 if the engine was asked after it was counted.
+        """
         found = self._sent.get(endpoint)
         if found is not None:  # else it left the pool since
+            found.uncached_tokens = max(found.uncached_tokens - uncached_tokens, 0.0)
             found.gone = found.gone or Sent()
             found.gone.add(0, prompt_tokens, gpu_tokens, cached_tokens, prompt_bytes)
 

@@ -5,6 +5,10 @@ Behind a prompt stand the blocks that its answer fills. Their hashes are not kno
 they keep prompts, and drop older blocks for them; and a prompt that goes on behind all of an earlier one is
 the next turn of its conversation, which has that answer in it.
 
+Prompts are taken back where they went elsewhere than was told. So every block counts the prompts that end
+with it: what stays is what some prompt that was not taken back begins with, in whatever order they were added
+and taken back, here and in other replicas of kvring.
+
 Never: a block without the block before it; more blocks than the capacity.
 Called by: tier, residency.
 """
@@ -27,17 +31,18 @@ _MOMENTS_PER_S = 1_000_000
 class Recent:
     """Blocks of one path: `hashes`, behind block `back` at `depth` blocks (0, 0: from the start).
 
-    `age_s`: since they were used.
+    `used_s`: when they were used [monotonic]; `prompts`: that end with the last one [>= 0].
     """
 
     back: chain.BlockHash
     depth: int
     hashes: tuple[chain.BlockHash, ...]
-    age_s: float
+    used_s: float
+    prompts: int
 
 
 class _Node:
-    __slots__ = ("answers", "block", "children", "depth", "parent", "queued", "size", "used_s")
+    __slots__ = ("answers", "block", "children", "depth", "ends", "parent", "queued", "size", "used_s")
 
     def __init__(self, block: chain.BlockHash, parent: _Node | None, depth: int, used_s: float) -> None:
         self.block = block
@@ -46,6 +51,7 @@ class _Node:
         self.used_s = used_s
         self.children = 0
         self.answers = 0  # of the children
+        self.ends = 0  # prompts that end here, or ended behind it with what has left since
         self.queued = False
         self.size = 1  # blocks; more only of an answer
 
@@ -55,10 +61,11 @@ class Tree:
 
     `_leaves` is a heap of (used_s, -depth, hash), at most one entry a block. Touching a path only stamps
     its last block: entries are put right when they come to the top, and a parent takes over the stamp of
-    a child that leaves. `_holders`: those of its tier, where its blocks have the bit `bit`.
+    a child that leaves, and the prompts that end there. `_began_s`: when the first prompt came. `_holders`:
+    those of its tier, where its blocks have the bit `bit`.
     """
 
-    __slots__ = ("_answered", "_capacity", "_holders", "_leaves", "_nodes", "bit")
+    __slots__ = ("_answered", "_began_s", "_capacity", "_holders", "_leaves", "_nodes", "bit")
 
     def __init__(self, capacity: int, holders: dict[chain.BlockHash, int], bit: int) -> None:
         self._capacity = capacity
@@ -66,6 +73,7 @@ class Tree:
         self.bit = bit
         self._nodes: dict[chain.BlockHash, _Node] = {}
         self._answered = 0  # blocks of answers, beyond one a node
+        self._began_s = math.inf
         self._leaves: list[tuple[float, int, chain.BlockHash]] = []
 
     def __len__(self) -> int:
@@ -83,14 +91,18 @@ class Tree:
         self._settle_top()
         return self._leaves[0][0] if self._leaves else -math.inf
 
-    def add(self, hashes: tuple[chain.BlockHash, ...], now: float, answer_blocks: int = 0) -> int:
+    def add(
+        self, hashes: tuple[chain.BlockHash, ...], now: float, answer_blocks: int = 0, told: int = 0
+    ) -> int:
         """Hold these, used at `now` [s], and an answer behind; of more than there is space for, the first.
 
-        Returns how many leading ones it held before.
+        Returns how many leading ones it held before. `told`: nobody was sent them now, but another replica
+        says that so many prompts end here [>= 1], which may have been counted here before.
         """
         hashes = hashes[: self._capacity]
         if not hashes:
             return 0
+        self._began_s = min(self._began_s, now)
         held = self.depth(hashes)
         nodes = self._nodes
         node: _Node | None = None
@@ -106,7 +118,9 @@ class Tree:
                 node.children += 1
             node = nodes[block] = _Node(block, node, depth, now)
             self._hold(block)
-        if node is not None and answer_blocks:
+        if node is not None:
+            node.ends = max(node.ends, told) if told else node.ends + 1
+        if node is not None and answer_blocks and not (told and node.answers):
             node = self._answer(node, answer_blocks, now)
         if node is not None:
             self._queue_leaf(node)
@@ -127,27 +141,57 @@ class Tree:
                 self._hold(~prompt.block)
         return node
 
-    def retract(self, hashes: tuple[chain.BlockHash, ...], held: int, noted_s: float) -> None:
-        """Drop the blocks behind the first `held`, and the answer, unless they were used after `noted_s`."""
+    def retract(self, hashes: tuple[chain.BlockHash, ...], noted_s: float | None, least: int) -> None:
+        """Take back a prompt that was added at `noted_s` [s]: what no other one begins with leaves.
+
+        `noted_s`: None where it is not known when it was added, or whether at all; then at least `least`
+        blocks stay.
+        """
+        if noted_s is not None and noted_s < self._began_s:
+            return  # all that was told by then has left
+        depth = self.depth(hashes)
+        if not depth:
+            return
+        node = self._nodes[hashes[depth - 1]]
         gone: set[chain.BlockHash] = set()
-        queued = False
-        answer = (_answer(hashes[-1], noted_s),) if hashes else ()
-        for block in reversed((*hashes[held:], *answer)):
-            node = self._nodes.get(block)
-            if node is None:
-                continue
-            if node.children or node.used_s > noted_s:
+        if noted_s is None:
+            if depth < len(hashes) or (depth <= least and node.ends < 2):
+                return  # it was not counted here, or it is another one's, for all we know
+            answer = self._some_answer(node)
+        else:
+            least, answer = 0, self._nodes.get(_answer(node.block, noted_s))
+        if answer is not None:
+            self._drop(answer, gone)
+        counted = node
+        while not counted.ends and counted.parent is not None:  # it moved up, with blocks that left
+            counted = counted.parent
+        counted.ends = max(counted.ends - 1, 0)
+        while not (node.children or node.ends) and node.depth >= least:
+            self._drop(node, gone)
+            if node.parent is None:
                 break
-            queued = queued or node.queued
-            gone.add(block)
-            del self._nodes[block]
-            self._let_go(node)
-            if node.parent is not None:
-                node.parent.children -= 1
-                self._queue_leaf(node.parent)
-        if queued:  # rare: a request went elsewhere than where it was sent
+            node = node.parent
+        else:
+            self._queue_leaf(node)
+        if gone:
             self._leaves = [entry for entry in self._leaves if entry[2] not in gone]
             heapq.heapify(self._leaves)
+
+    def _some_answer(self, prompt: _Node) -> _Node | None:
+        """An answer to the prompt that ends with `prompt`, None if there is none."""
+        if not prompt.answers:
+            return None
+        nodes = self._nodes
+        return next((nodes[at] for _, _, at in self._leaves if at < 0 and nodes[at].parent is prompt), None)
+
+    def _drop(self, node: _Node, gone: set[chain.BlockHash]) -> None:
+        """A leaf leaves that was taken back; whose entry is to leave the heap is put into `gone`."""
+        del self._nodes[node.block]
+        self._let_go(node)
+        if node.queued:
+            gone.add(node.block)
+        if node.parent is not None:
+            node.parent.children -= 1
 
     def resize(self, capacity: int) -> None:
         """Hold at most `capacity` blocks from now on."""
@@ -209,7 +253,7 @@ class Tree:
             node = node.parent
         return tuple(reversed(found))
 
-    def recent(self, oldest_s: float, now: float) -> Iterator[Recent]:
+    def recent(self, oldest_s: float) -> Iterator[Recent]:
         """What was used since `oldest_s` [s, monotonic], the latest first; see `residency`."""
         ends = [self._nodes[block] for _, _, block in self._leaves]
         ends = [node for node in ends if not node.children and node.used_s >= oldest_s]
@@ -220,6 +264,7 @@ class Tree:
                 continue
             hashes: list[chain.BlockHash] = []
             node: _Node | None = end
+            prompts = end.ends if end.parent is None or end.block >= 0 else end.parent.ends
             while node is not None and node.block not in told:
                 if node.block >= 0:
                     hashes.append(node.block)
@@ -227,7 +272,7 @@ class Tree:
             told.update(hashes)
             if hashes:  # none behind an answer to what was told already
                 back, depth = (0, 0) if node is None else (node.block, node.depth + 1)
-                yield Recent(back, depth, tuple(reversed(hashes)), now - end.used_s)
+                yield Recent(back, depth, tuple(reversed(hashes)), end.used_s, prompts)
 
     def drop_before(self, oldest_s: float) -> None:
         """Drop what was last used before `oldest_s`."""
@@ -268,6 +313,7 @@ class Tree:
                 return
             parent.children -= 1
             parent.used_s = max(parent.used_s, node.used_s)
+            parent.ends += node.ends
             if parent.children or parent.queued:
                 return
             entry = (parent.used_s, -parent.depth, parent.block)

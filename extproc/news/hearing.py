@@ -76,7 +76,23 @@ class Hearing:
         if hashes is None:
             self.counts.unresolved += 1
             sender.missing.notice(now - peer.OVERLAP_S, now)
-        sender.began(told.number, hearsay.learn(chooser, endpoint, hashes or (), told, now))
+            told_hashes = message.unpack(told.hashes)
+            chooser.residency.sent_again(endpoint, told_hashes[-1] if told_hashes else told.back)
+        noted_s = now if hashes and told.prefills else None
+        sender.began(told.number, hearsay.learn(chooser, endpoint, hashes or (), told, now), noted_s)
+
+    def retracted(self, batch: message.Batch, told: message.Retracted, sender: peer.Peer, now: float) -> None:
+        """Take back what was noted of a dispatch: it went elsewhere."""
+        noted_s = sender.noted.pop(told.number, None)
+        if noted_s is None and told.again:
+            return  # it was taken back before, or never noted
+        found = self.place(batch, told.place)
+        if found is None:
+            return
+        chooser, endpoint = found
+        hashes = self._chain(chooser, told.end, told.depth, b"")
+        if hashes:
+            hearsay.take_back(chooser, endpoint, hashes, told, noted_s, now)
 
     def answered(self, batch: message.Batch, told: message.Answered, now: float) -> None:
         """Note where an answer was given."""
@@ -105,7 +121,7 @@ class Hearing:
             sender.began(number, hearsay.lease(chooser, endpoint, hashes, one, now))
 
     def held(self, batch: message.Batch, now: float) -> None:
-        """Note what endpoints are told to hold."""
+        """Note what endpoints are told to hold, and to have given as stored answers."""
         for one in batch.held:
             found = self.place(batch, one.place)
             if found is None:
@@ -113,12 +129,16 @@ class Hearing:
             chooser, endpoint = found
             hashes = self._chain(chooser, one.back, one.depth, one.hashes)
             if hashes:
-                hearsay.recall(chooser, endpoint, hashes, now - one.age_s)
+                hearsay.recall(chooser, endpoint, hashes, now - one.age_s, one.prompts)
+        for answer in batch.stored:
+            found = self.place(batch, answer.place)
+            if found is not None:
+                found[0].answers.recall(answer.key, found[1], now - answer.age_s)
 
-    def recent(self, oldest_s: float, now: float) -> Iterator[tuple[str, pool.EndpointId, tree.Recent]]:
+    def recent(self, oldest_s: float) -> Iterator[tuple[str, pool.EndpointId, tree.Recent]]:
         """What endpoints hold that was used since `oldest_s`, of each the latest first, in turn."""
         walks = [
-            (name, endpoint.id, one.residency.recent(endpoint.id, oldest_s, now))
+            (name, endpoint.id, one.residency.recent(endpoint.id, oldest_s))
             for name, one in self._routers.items()
             for endpoint in one.pool.endpoints
         ]
@@ -130,6 +150,13 @@ class Hearing:
                     left.append((name, endpoint, walk))
                     yield name, endpoint, found
             walks = left
+
+    def stored(self, oldest_s: float) -> Iterator[tuple[str, int, pool.EndpointId, float]]:
+        """Pool, key, endpoint and time [s] of stored answers used since `oldest_s`."""
+        for name, one in self._routers.items():
+            for answer in one.answers.recent(oldest_s):
+                if one.has(answer[1]):
+                    yield name, *answer
 
     def _chain(
         self, chooser: router.Router, back: int, depth: int, packed: bytes

@@ -8,10 +8,10 @@ Never: an endpoint that is no member. Called by: news.view.
 
 from __future__ import annotations
 
-from extproc import chain, ledger, pool, router
+from extproc import chain, ledger, pool, router, served
 from extproc.news import message
 
-__all__ = ["learn", "lease", "recall"]
+__all__ = ["learn", "lease", "recall", "take_back"]
 
 
 def learn(
@@ -28,16 +28,33 @@ def learn(
             chooser.anchors.count(blocks, now)
         if told.prefills:
             chooser.residency.add(endpoint, blocks, now)
-    if told.prefills and not told.again:
+    if told.prefills and (hashes or not told.again):
         read = told.prompt_tokens if hashes else 0
+        # where it went in the end, its prompt may be prefilled already, but had to be
+        uncached = max(told.prompt_tokens - told.cached_tokens, 0) if told.again else told.uncached_tokens
         chooser.sent.to(endpoint).add(
-            told.uncached_tokens,
+            uncached,
             read,
             told.gpu_tokens,
             told.cached_tokens,
             read * chooser.settings.bytes_per_token,
         )
     return lease(chooser, endpoint, hashes, told, now)
+
+
+def take_back(
+    chooser: router.Router,
+    endpoint: pool.EndpointId,
+    hashes: tuple[chain.BlockHash, ...],
+    told: message.Retracted,
+    noted_s: float | None,
+    now: float,
+) -> None:
+    """Take back a dispatch that `learn` noted at `noted_s` [s, monotonic]; None: it did not."""
+    chooser.residency.retract(endpoint, chain.Chain(hashes, 0), noted_s, now, told.left)
+    if noted_s is not None:
+        figures = told.prompt_tokens, told.gpu_tokens, told.cached_tokens
+        served.take_back(chooser, (chooser.sent,), endpoint, *figures, noted_s)
 
 
 def lease(
@@ -55,7 +72,13 @@ def lease(
 
 
 def recall(
-    chooser: router.Router, endpoint: pool.EndpointId, hashes: tuple[chain.BlockHash, ...], used_s: float
+    chooser: router.Router,
+    endpoint: pool.EndpointId,
+    hashes: tuple[chain.BlockHash, ...],
+    used_s: float,
+    prompts: int,
 ) -> None:
-    """Note that `endpoint` is thought to hold a chain that was last used at `used_s` [s, monotonic]."""
-    chooser.residency.add(endpoint, chain.Chain(hashes, 0), used_s)
+    """Note that `endpoint` is thought to hold a chain that was last used at `used_s` [s, monotonic], and with
+    which so many `prompts` end [>= 1].
+    """
+    chooser.residency.add(endpoint, chain.Chain(hashes, 0), used_s, prompts)

@@ -10,6 +10,10 @@ back from them.
 Decoding is total: whatever the bytes are, it gives a batch within the limits below, or why not. The checksum
 tells damage, not malice: who may publish on the channel is the store's business (ACL).
 
+Replicas of two releases talk to each other during an upgrade. What is added under a new key, or behind the
+last field of an entry, is passed over by those that don't know it, and has a default for those that do: that
+needs no other version. Whatever else changes does, and then each release hears only its own.
+
 Never: prompt text; an exception for bytes from outside. Called by: news.view.
 """
 
@@ -36,6 +40,8 @@ __all__ = [
     "Held",
     "Open",
     "Restarted",
+    "Retracted",
+    "Stored",
     "Strange",
     "decode",
     "encode",
@@ -116,13 +122,14 @@ class Open(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Blocks that an endpoint is thought to hold, last used `age_s` ago."""
+    """Blocks that an endpoint is thought to hold, last used `age_s` ago; `prompts` end with the last one."""
 
     place: _Index
     back: _Hash
     depth: _Depth
     hashes: _Hashes
     age_s: _Age
+    prompts: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1
 
 
 class Restarted(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -131,11 +138,36 @@ class Restarted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     place: _Index
 
 
+class Retracted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The request of lease `number` did not go to `place`, where it was told to have gone; as in `outbox`.
+
+    `again`: this was told before, and is told to who missed that.
+    """
+
+    number: _Number
+    place: _Index
+    end: _Hash
+    depth: _Depth
+    left: _Depth
+    prompt_tokens: _Tokens
+    gpu_tokens: _Tokens
+    cached_tokens: _Tokens
+    again: bool = False
+
+
 class Answered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An endpoint gave a stored answer; `key`: a hash of its id."""
 
     place: _Index
     key: _Hash
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """As `Answered`; last used `age_s` ago."""
+
+    place: _Index
+    key: _Hash
+    age_s: _Age
 
 
 class Ask(
@@ -146,7 +178,8 @@ class Ask(
 ):
     """A question to the replica `to`.
 
-    `leases`: its open ones. `since_s`: what endpoints hold that was used so lately [s], -1: nothing.
+    `leases`: its open ones. `since_s`: what endpoints hold, and gave as stored answers, that was used so
+    lately [s], -1: nothing.
     """
 
     to: _Number
@@ -161,14 +194,14 @@ class Batch(
     rename={
         "sender": "s", "number": "n", "open_leases": "o", "places": "p", "restarted": "r", "began": "b",
         "prefilled": "f", "ended": "e", "answered": "a", "asks": "q", "leases": "l", "held": "h", "to": "t",
-        "last": "z", "bye": "x",
+        "last": "z", "bye": "x", "retracted": "g", "stored": "k",
     },
 ):  # fmt: skip
     """What `sender` tells in its message `number` [1, 2, ...]; it then has `open_leases` own leases open.
 
     `places`: (pool, block bytes, endpoint) that entries refer to. To be applied in the order restarted,
-    began, prefilled, ended. `leases`: all open ones, None if that is not told. `held`: an answer for the
-    replica `to`; `last`: nothing more of it follows. `bye`: the sender ends.
+    began, retracted, prefilled, ended. `leases`: all open ones, None if that is not told. `held`, `stored`:
+    an answer for the replica `to`; `last`: nothing more of it follows. `bye`: the sender ends.
     """
 
     sender: _Number
@@ -189,6 +222,8 @@ class Batch(
     to: _Number = 0
     last: bool = False
     bye: bool = False
+    retracted: Annotated[tuple[Retracted, ...], _MANY] = ()
+    stored: Annotated[tuple[Stored, ...], _MANY] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -238,7 +273,8 @@ def unpack(data: bytes) -> tuple[chain.BlockHash, ...]:
 def _refers_well(batch: Batch) -> bool:
     """Whether entries refer only to places there are."""
     places = len(batch.places)
-    for kind in (batch.restarted, batch.began, batch.answered, batch.held, batch.leases or ()):
+    answer = batch.held, batch.stored, batch.leases or ()
+    for kind in (batch.restarted, batch.began, batch.retracted, batch.answered, *answer):
         for one in kind:
             if one.place >= places:
                 return False

@@ -68,10 +68,11 @@ class Room:
 
 class Peer:
     """`number`: of its last message; `heard_s`: when that came [s]; `listed_s`: when its open leases were
-    asked for; `missing`: what endpoints were sent that may be unknown here.
+    asked for; `missing`: what endpoints were sent that may be unknown here; `noted`: when residency was told
+    of the prompt of which open lease [s], so that it can be taken back.
     """
 
-    __slots__ = ("_leases", "_room", "heard_s", "listed_s", "missing", "number")
+    __slots__ = ("_leases", "_room", "heard_s", "listed_s", "missing", "noted", "number")
 
     def __init__(self, number: int, now: float, room: Room) -> None:
         """Heard for the first time at `now` [s, monotonic], with its message `number`."""
@@ -81,6 +82,7 @@ class Peer:
         self.listed_s: float | None = None
         self.missing = Missing()
         self._leases: dict[int, ledger.Lease | None] = {}
+        self.noted: dict[int, float] = {}
 
     def __len__(self) -> int:
         """Its open leases, as far as is known here."""
@@ -90,12 +92,17 @@ class Peer:
         """Whether its lease `number` stands here."""
         return number in self._leases
 
-    def began(self, number: int, lease: ledger.Lease | None) -> None:
-        """It took a lease; None: of an endpoint that is none of ours. One of the same number ends before."""
+    def began(self, number: int, lease: ledger.Lease | None, noted_s: float | None = None) -> None:
+        """It took a lease; None: of an endpoint that is none of ours. One of the same number ends before.
+
+        `noted_s`: when residency was told of its prompt [s], None if it was not.
+        """
         self.ended(number)
         if self._room.left:
             self._room.left -= 1
             self._leases[number] = lease
+            if noted_s is not None:
+                self.noted[number] = noted_s
         elif lease is not None:
             lease.release()
 
@@ -109,6 +116,7 @@ class Peer:
         """A request of its is over."""
         if number not in self._leases:
             return
+        self.noted.pop(number, None)
         self._room.left += 1
         lease = self._leases.pop(number)
         if lease is not None:
@@ -116,6 +124,8 @@ class Peer:
 
     def only(self, open_leases: Mapping[int, object]) -> None:
         """End those that are not among `open_leases`."""
+        for number in self.noted.keys() - open_leases.keys():
+            del self.noted[number]
         for number in self._leases.keys() - open_leases.keys():
             self.ended(number)
 

@@ -4,13 +4,14 @@
 
 An answer about residency goes out in parts, one a batch, so that no call takes long and no message is
 large. The list of open leases is told whole: when somebody asks, and when entries were lost before they
-were told.
+were told; what was taken back lately goes with it, as a list of what is open does not tell it.
 
 Never: a number twice; a batch larger than `message.BYTES_MAX`. Called by: news.view.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ _BLOCKS_PER_BATCH = 32_768
 _PART_BLOCKS = 4096
 _PART_ENTRIES = 1024
 _ANSWERS_MAX = 16
+_RETRACTED_MAX = 256
+"""Kept to be told again: they are of some seconds where all that is sent to an endpoint goes elsewhere."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class _Answer:
 
     to: int
     held: Iterator[tuple[str, pool.EndpointId, tree.Recent]]
+    stored: Iterator[tuple[str, int, pool.EndpointId, float]]
     blocks_left: int = BLOCKS_PER_ANSWER
 
 
@@ -52,6 +56,7 @@ class Telling:
         "_dropped",
         "_number",
         "_outbox",
+        "_retracted",
         "_routers",
         "_sender",
         "_waiting",
@@ -69,6 +74,7 @@ class Telling:
         self._asks: dict[int, tuple[bool, float]] = {}
         self._answers: deque[_Answer] = deque()
         self._waiting: deque[outbox.Entry] = deque()
+        self._retracted: deque[outbox.Retracted] = deque(maxlen=_RETRACTED_MAX)
         self.leases_wanted = False
         self.told: set[int] = set()
 
@@ -96,18 +102,26 @@ class Telling:
         before = self._asks.get(to, (False, -1.0))
         self._asks[to] = before[0] or leases, max(before[1], since_s)
 
-    def answer(self, to: int, held: Iterator[tuple[str, pool.EndpointId, tree.Recent]]) -> None:
-        """Tell `to` what endpoints hold, in parts; beyond some answers at once none is begun."""
+    def answer(
+        self,
+        to: int,
+        held: Iterator[tuple[str, pool.EndpointId, tree.Recent]],
+        stored: Iterator[tuple[str, int, pool.EndpointId, float]],
+    ) -> None:
+        """Tell `to` what endpoints hold and which stored answers they gave, in parts; beyond some answers at
+        once none is begun.
+        """
         if len(self._answers) < _ANSWERS_MAX:
-            self._answers.append(_Answer(to, held))
+            self._answers.append(_Answer(to, held, stored))
 
-    def batch(self, *, bye: bool = False) -> message.Batch:
-        """The next batch, with whatever there is to tell."""
+    def batch(self, now: float, *, bye: bool = False) -> message.Batch:
+        """The next batch, with whatever there is to tell at `now` [s, monotonic]."""
         self._number += 1
         places = _Places(self._routers)
         restarted = [message.Restarted(places(*one)) for one in self._outbox.restarts]
         self._outbox.restarts.clear()
         began: list[message.Began] = []
+        before, retracted = tuple(self._retracted), []
         prefilled: dict[int, None] = {}
         ended: list[int] = []
         answered: list[message.Answered] = []
@@ -116,6 +130,9 @@ class Telling:
                 case outbox.Began():
                     began.append(_began(entry, places(entry.pool, entry.endpoint)))
                     self.told.add(entry.number)
+                case outbox.Retracted():
+                    retracted.append(_retracted(entry, places(entry.pool, entry.endpoint)))
+                    self._retracted.append(entry)
                 case outbox.Prefilled():
                     prefilled[entry.number] = None
                 case outbox.Ended():
@@ -125,19 +142,23 @@ class Telling:
                 case outbox.Answered():
                     answered.append(message.Answered(places(entry.pool, entry.endpoint), entry.key))
         leases = self._leases(places)
-        to, held, last = self._part(places)
+        if leases is not None:  # somebody missed something
+            retracted += [_retracted(one, places(one.pool, one.endpoint), again=True) for one in before]
+        to, held, stored, last = self._part(places, now)
         return message.Batch(
             sender=self._sender,
             number=self._number,
             open_leases=len(self.told),
             restarted=tuple(restarted),
             began=tuple(began),
+            retracted=tuple(retracted),
             prefilled=tuple(prefilled),
             ended=tuple(ended),
             answered=tuple(answered),
             asks=self._questions(),
             leases=leases,
             held=tuple(held),
+            stored=stored,
             to=to,
             last=last,
             bye=bye,
@@ -175,10 +196,12 @@ class Telling:
             for number, one in list(self._outbox.open.items())[: message.LEASES_MAX]
         )
 
-    def _part(self, places: Callable[[str, pool.EndpointId], int]) -> tuple[int, list[message.Held], bool]:
+    def _part(
+        self, places: Callable[[str, pool.EndpointId], int], now: float
+    ) -> tuple[int, list[message.Held], tuple[message.Stored, ...], bool]:
         """The next part of the answer in hand: for whom, what, and whether nothing of it is left."""
         if not self._answers:
-            return 0, [], False
+            return 0, [], (), False
         answer = self._answers[0]
         held: list[message.Held] = []
         blocks = 0
@@ -196,13 +219,18 @@ class Telling:
                     recent.back,
                     recent.depth,
                     message.pack(recent.hashes),
-                    max(recent.age_s, 0.0),
+                    max(now - recent.used_s, 0.0),
+                    max(recent.prompts, 1),
                 )
             )
-        last = answer.blocks_left <= 0
+        stored = tuple(
+            message.Stored(places(name, endpoint), key, max(now - used_s, 0.0))
+            for name, key, endpoint, used_s in itertools.islice(answer.stored, _PART_ENTRIES)
+        )
+        last = answer.blocks_left <= 0 and len(stored) < _PART_ENTRIES
         if last:
             self._answers.popleft()
-        return answer.to, held, last
+        return answer.to, held, stored, last
 
     def _questions(self) -> tuple[message.Ask, ...]:
         asks, self._asks = self._asks, {}
@@ -240,6 +268,20 @@ def _began(entry: outbox.Began, place: int) -> message.Began:
         _tokens(entry.cached_tokens),
         entry.prefills,
         entry.again,
+    )
+
+
+def _retracted(entry: outbox.Retracted, place: int, *, again: bool = False) -> message.Retracted:
+    return message.Retracted(
+        entry.number,
+        place,
+        entry.end,
+        entry.depth,
+        entry.left,
+        _tokens(entry.prompt_tokens),
+        _tokens(entry.gpu_tokens),
+        _tokens(entry.cached_tokens),
+        again,
     )
 
 

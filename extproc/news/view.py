@@ -16,6 +16,7 @@ Called by: share (with real bytes), simulation (with delayed ones).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -30,6 +31,9 @@ LEASES_MAX = 1 << 17
 """Open leases of all peers together that are kept; what is beyond them is not counted here."""
 
 _GONE_MAX = 256
+_NOTED_MAX = 256
+"""Open leases of one that is gone whose prompts may turn out, once it is back, to have gone elsewhere: as
+many as it tells then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ class View:
         self._telling = telling.Telling(sender, routers, entries)
         self._peers: dict[int, peer.Peer] = {}
         self._room = peer.Room(LEASES_MAX)
-        self._gone: OrderedDict[int, float] = OrderedDict()  # when they were heard last [s]
+        # when they were heard last [s], and what was noted of them then
+        self._gone: OrderedDict[int, tuple[float, dict[int, float]]] = OrderedDict()
         self._began_s = math.inf  # when it first heard or told something
         self._said_s = -math.inf  # when the last message was made
         self._greets = True
@@ -184,7 +189,7 @@ class View:
     def _meet(self, batch: message.Batch, now: float) -> peer.Peer:
         """A peer that was not there: new, or back again."""
         met = self._peers[batch.sender] = peer.Peer(batch.number, now, self._room)
-        since = self._gone.pop(batch.sender, None)
+        since, met.noted = self._gone.pop(batch.sender, (None, {}))
         self.greet()
         if batch.number > 1:
             if not self.warm and self._warming is None:
@@ -228,8 +233,9 @@ class View:
 
     def _drop(self, number: int) -> None:
         dropped = self._peers.pop(number)
+        noted = dict(itertools.islice(reversed(dropped.noted.items()), _NOTED_MAX))
         dropped.gone()
-        self._gone[number] = dropped.heard_s
+        self._gone[number] = dropped.heard_s, noted
         while len(self._gone) > _GONE_MAX:
             self._gone.popitem(last=False)
 
@@ -242,6 +248,8 @@ class View:
                 found[0].restart(found[1], now, told=False)
         for dispatch in batch.began:
             self._hearing.began(batch, dispatch, sender, now)
+        for entry in batch.retracted:
+            self._hearing.retracted(batch, entry, sender, now)
         for answer in batch.answered:
             self._hearing.answered(batch, answer, now)
         for number in batch.prefilled:
@@ -271,12 +279,13 @@ class View:
         if ask.leases:
             self._telling.leases_wanted = True
         if ask.since_s >= 0:
-            self._telling.answer(batch.sender, self._hearing.recent(now - ask.since_s, now))
+            oldest_s = now - ask.since_s
+            self._telling.answer(batch.sender, self._hearing.recent(oldest_s), self._hearing.stored(oldest_s))
 
     # ---- telling ----
 
     def _message(self, now: float, *, bye: bool = False) -> bytes:
-        batch = self._telling.batch(bye=bye)
+        batch = self._telling.batch(now, bye=bye)
         self._began_s = min(self._began_s, now)
         self._said_s, self._greets = now, False
         data = message.encode(batch)

@@ -5,16 +5,18 @@ import math
 import random
 import tracemalloc
 
+import msgspec
 import pytest
 import xxhash
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from extproc import chain, choice, outbox, pool, router
+from extproc import answers, chain, choice, outbox, pool, router, served
 from extproc.news import message, view
 
 NAMES = ("a", "b", "c")
 POOL = pool.make("p", [pool.Endpoint(pool.EndpointId(name), f"10.0.0.{i}:1") for i, name in enumerate(NAMES)])
+ADDRESSES = {endpoint.id: endpoint.address for endpoint in POOL.endpoints}
 KV = router.Settings(kv_tokens=64_000)
 u64 = st.integers(0, 2**64 - 1)
 
@@ -27,10 +29,19 @@ class Replica:
         self.router = router.Router(POOL, tuning, self.entries)
         self.view = view.View(number, {"p": self.router}, self.entries)
         self.leases = []
+        self.decisions = []
 
     def ask(self, hashes, now):
         request = router.Request(chain=chain.Chain(hashes, 1), tokens=64.0 * len(hashes) + 10)
-        self.leases.append(self.router.place(request, now, 0.5).lease)
+        self.decisions.append(self.router.place(request, now, 0.5))
+        self.leases.append(self.decisions[-1].lease)
+
+    def serve(self, at, name, now):
+        """The request of this decision was served by `name`, by a stranger if that is no endpoint."""
+        decision = self.decisions.pop(at)
+        address = ADDRESSES.get(name, "10.9.9.9:1")
+        served.correct(self.router, decision, address, now)
+        return decision
 
 
 def conversation(rng, turns=4):
@@ -41,13 +52,13 @@ def conversation(rng, turns=4):
         yield hashes
 
 
-def pass_on(replicas, now, lost=lambda: False):
-    """One round: all tell, the others hear."""
+def pass_on(replicas, now, lost=lambda: False, cut=None):
+    """One round: all tell, the others hear; what one that is `cut` off tells or is told is lost."""
     for one in replicas:
         data = one.view.flush(now)
         if data is not None:
             for other in replicas:
-                if other is not one and not lost():
+                if other is not one and not lost() and cut not in (one, other):
                     other.view.hear(data, now)
 
 
@@ -60,6 +71,56 @@ def settle(replicas, now):
 
 def held(one, hashes, now):
     return dict(one.router.residency.held(chain.Chain(hashes, 0), now).gpu)
+
+
+def totals(one):
+    """What counts as sent to each endpoint, less what others served."""
+    sums = [one.router.sent.to(name).net() for name in NAMES]
+    return [
+        (each.requests, each.keyed, each.prompt_tokens, each.gpu_tokens, each.uncached_tokens)
+        for each in sums
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0, 10, 25]))
+def test_wherever_requests_went_in_the_end_all_believe_the_same(seed, lost):
+    """Few prompts: replicas send the same ones to the same endpoints before they hear of each other. With one
+    cut off, each is asked once: what was sent twice in that time is counted once by who only hears of it.
+    """
+    rng = random.Random(seed)
+    replicas = [Replica(number) for number in (1, 2, 3)]
+    now, prompts = settle(replicas, 0.0), []
+    for _ in range(4):
+        prompts += conversation(rng)
+    others = [(*prompts[3], 5, 6), (*prompts[0], 8), (9, 10, 11)]
+    alone = [(7, 2**20 + number, 2**21 + number) for number in range(60)]
+    for turn in range(60):
+        now += 0.02
+        one = rng.choice(replicas)
+        cut = replicas[0] if 20 <= turn < 20 + lost else None
+        if rng.random() < 0.7:
+            one.ask(alone[turn] if lost else rng.choice([*prompts[:3], *others]), now)
+        if one.decisions and rng.random() < 0.6:
+            decision = one.serve(rng.randrange(len(one.decisions)), rng.choice([*NAMES, "stranger"]), now)
+            if rng.random() < 0.5:
+                decision.lease.release()
+        if rng.random() < 0.5:
+            pass_on(replicas, now, cut=cut)
+    for one in replicas:
+        while one.decisions and rng.random() < 0.8:
+            one.serve(0, rng.choice(NAMES), now)
+        pass_on(replicas, now)
+    now = settle(replicas, now)
+    for hashes in (*prompts, *others, *alone):
+        views = [held(one, hashes, now) for one in replicas]
+        assert views[0] == views[1] == views[2], hashes
+    loads = [[one.router.ledger.load(name, now).inflight for name in NAMES] for one in replicas]
+    assert loads[0] == loads[1] == loads[2]
+    # what is not understood is asked for as what endpoints hold, not as what was sent
+    if not lost and not any(one.view.counts.unresolved for one in replicas):
+        sums = [[each[:2] for each in totals(one)] for one in replicas]
+        assert sums[0] == sums[1] == sums[2]
 
 
 @settings(max_examples=25, deadline=None)
@@ -184,19 +245,59 @@ def test_a_request_that_went_elsewhere_in_the_end_counts_there_for_everybody():
     now = settle([one, other], now)
     endpoint = next(iter(held(other, hashes, now)))
     elsewhere = next(name for name in NAMES if name != endpoint)
-    one.leases[0].move(elsewhere, 100, now)
+    assert one.decisions[-1].choice.endpoint.id == endpoint
+    one.serve(-1, elsewhere, now)
     now = settle([one, other], now)
     for replica in (one, other):
         assert [replica.router.ledger.load(name, now).inflight for name in NAMES] == [
             int(name == elsewhere) for name in NAMES
         ]
-    assert elsewhere in held(other, hashes, now)
-    assert sum(other.router.sent.to(name).requests for name in NAMES) == 2
+    for replica in (one, other):
+        assert held(replica, hashes, now) == {elsewhere: 3}
+        assert sum(replica.router.sent.to(name).net().requests for name in NAMES) == 2
+        assert replica.router.sent.to(endpoint).net().prompt_tokens in (0, 64 * 3 + 10)
+    assert totals(one) == totals(other)
     foreseen = other.router.anchors.foresee(chain.Chain(hashes, 1), 3)
     assert foreseen.hot[0].share == pytest.approx(2 / 3)  # it would be the second of three
     one.leases.pop().release()
     settle([one, other], now)
     assert other.router.ledger.open_leases == 0
+
+
+def test_a_replica_that_heard_nothing_for_long_believes_afterwards_what_the_others_do():
+    one, other, deaf = replicas = [Replica(number) for number in (1, 2, 3)]
+    now = settle(replicas, 0.0)
+    one.ask((1, 2, 3), now)
+    one.ask((4, 5), now)
+    now = settle(replicas, now)
+    first = one.decisions[0].choice.endpoint.id
+    assert held(deaf, (1, 2, 3), now) == {first: 3}
+    one.serve(0, next(name for name in NAMES if name != first), now)
+    one.serve(0, "stranger", now)
+    for _ in range(50):
+        now += 0.1
+        pass_on(replicas, now, cut=deaf)
+    assert (deaf.view.peers, held(deaf, (1, 2, 3), now)) == (0, {first: 3})
+    now = settle(replicas, now)
+    for hashes in ((1, 2, 3), (4, 5)):
+        assert held(one, hashes, now) == held(other, hashes, now) == held(deaf, hashes, now)
+    assert not held(one, (4, 5), now)
+
+
+def test_a_release_that_knows_no_retractions_reads_the_rest_and_the_other_way_round():
+    told = message.Batch(
+        sender=1, number=1, places=(("p", 256, "a"),), began=(message.Began(1, 0, 0, 0, b"", 1, 1, 0, 0),),
+        held=(message.Held(0, 0, 0, b"", 1.0, 3),),
+        retracted=(message.Retracted(1, 0, 5, 1, 0, 64, 0, 0),),
+    )  # fmt: skip
+    raw = msgspec.msgpack.decode(message.encode(told)[20:])
+    assert raw.pop("g") == [[1, 0, 5, 1, 0, 64, 0, 0, False]]
+    assert raw["h"][0].pop() == 3
+    before = msgspec.convert(raw, message.Batch)
+    assert (before.began, before.retracted, before.held[0].prompts) == (told.began, (), 1)
+    raw["later"] = [1]
+    raw["b"][0].append("more")
+    assert msgspec.convert(raw, message.Batch) == before
 
 
 def test_who_continues_an_answer_finds_its_endpoint_wherever_it_was_given():
@@ -207,6 +308,37 @@ def test_who_continues_an_answer_finds_its_endpoint_wherever_it_was_given():
     request = router.Request(chain=None, tokens=0.0, previous="resp_1")
     made = other.router.place(request, now + 9, 0.5).choice
     assert (made.endpoint.id, made.keyed_by) == ("b", choice.KeyedBy.PREVIOUS)
+
+
+@pytest.mark.parametrize("lost", [0, 4], ids=["a newcomer", "one that missed some"])
+def test_stored_answers_are_told_to_who_was_not_there_when_they_were_given(lost):
+    one, other = Replica(1), Replica(2)
+    now = settle([one, other] if lost else [one], 0.0)
+    given = 3000
+    for number in range(given):
+        one.router.answered(f"resp_{number}", pool.EndpointId(NAMES[number % 3]), now + number * 1e-6)
+    for _ in range(lost):
+        one.view.flush(now)
+        now += 0.3
+    one.router.answers.find("resp_0", now)  # in use
+    now = settle([one, other], now)
+    assert len(other.router.answers) == given
+    for number in (0, 1, 2, given - 1):
+        assert other.router.answers.find(f"resp_{number}", now) == NAMES[number % 3]
+    told, kept = ({each[:2] for each in each.router.answers.recent(0.0)} for each in (one, other))
+    assert told == kept
+
+
+def test_what_is_known_of_a_stored_answer_is_not_changed_by_what_others_knew():
+    kept = answers.Answers(3)
+    key = kept.remember("resp_1", pool.EndpointId("a"), 5.0)
+    kept.recall(key, pool.EndpointId("b"), 1.0)
+    assert kept.find("resp_1", 5.0) == "a"
+    for number, used_s in ((11, 4.0), (12, 3.0), (13, 2.0)):  # the last one finds no room
+        kept.recall(number, pool.EndpointId("c"), used_s)
+    assert [each[0] for each in kept.recent(0.0)] == [key, 11, 12]
+    kept.learn(14, pool.EndpointId("c"), 6.0)
+    assert [each[0] for each in kept.recent(3.5)] == [14, key, 11]
 
 
 def test_a_dispatch_just_after_a_message_waits_for_the_next_look_or_for_enough_to_tell():

@@ -74,6 +74,7 @@ class Hostile:
             places=(*PLACES, foreign),
             restarted=tuple(message.Restarted(rng.randrange(4)) for _ in self._some()),
             began=tuple(self._began() for _ in self._some()),
+            retracted=tuple(self._retracted() for _ in self._some()),
             prefilled=tuple(bits(4) for _ in self._some()),
             ended=tuple(bits(4) for _ in self._some()),
             asks=tuple(
@@ -82,9 +83,10 @@ class Hostile:
             ),
             leases=rng.choice([None, None, leases]),
             held=tuple(
-                message.Held(rng.randrange(4), bits(64), rng.randrange(5), self._hashes(), 1.0)
+                message.Held(rng.randrange(4), bits(64), rng.randrange(5), self._hashes(), 1.0, 1 + bits(30))
                 for _ in self._some()
             ),
+            stored=tuple(message.Stored(rng.randrange(4), bits(64), 1.0) for _ in self._some()),
             to=rng.choice([0, OWN]),
             last=rng.random() < 0.5,
             bye=not bits(5),
@@ -94,6 +96,12 @@ class Hostile:
         bits, rng = self._rng.getrandbits, self._rng
         chained = bits(64), rng.randrange(5), self._hashes()
         return message.Began(bits(4), rng.randrange(4), *chained, bits(40), bits(40), bits(40), bits(40))
+
+    def _retracted(self) -> message.Retracted:
+        bits, rng = self._rng.getrandbits, self._rng
+        end = rng.choice([bits(64), bits(4)])
+        told = bits(4), rng.randrange(4), end, rng.randrange(5), rng.randrange(5)
+        return message.Retracted(*told, bits(40), bits(40), bits(40), rng.random() < 0.3)
 
     def _hashes(self) -> bytes:
         return message.pack(tuple(self._rng.getrandbits(64) for _ in self._some()))

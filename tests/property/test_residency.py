@@ -1,5 +1,7 @@
 """Residency against a model that says it in the plainest way: whole paths, stamps on every block."""
 
+import random
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -53,10 +55,9 @@ def test_only_what_goes_on_behind_a_whole_prompt_finds_its_answer(steps: list[tu
     cache = residency.Residency(residency.Capacity(1000), IDLE_S, answer_blocks=2)
     prompts: list[str] = []
     for now, (text, back) in enumerate(steps):
-        before = cache.match(A, blocks(text), 0.0).gpu_blocks
         cache.add(A, blocks(text), now * 1e-6)
         if back:
-            cache.retract(A, blocks(text), before, now * 1e-6)
+            cache.retract(A, blocks(text), now * 1e-6, now * 1e-6)
         else:
             prompts.append(text)
         for asked, _ in steps:
@@ -125,7 +126,7 @@ def test_what_is_taken_back_leaves_whole_starts_and_no_more_than_before(
         assert held == before
         added = cache.blocks(A)
         if back:
-            cache.retract(A, blocks(text), held, now)
+            cache.retract(A, blocks(text), now, now)
             assert cache.blocks(A) <= added
             assert cache.match(A, blocks(text), now).gpu_blocks <= held
         for trees, limit in ((cache._gpu, capacity), (cache._host, capacity + 2)):
@@ -164,3 +165,27 @@ def test_all_endpoints_at_once_are_as_each_alone(capacity: int, steps: list[tupl
     for name in "abc":
         together.forget(pool.EndpointId(name))
     assert not together._gpu.holders
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(TEXT, st.sampled_from([0.1, 3.0, 11.0]), st.integers(0, 9)), max_size=25),
+    st.randoms(use_true_random=False),
+)
+def test_when_all_that_was_sent_went_elsewhere_nothing_is_held_whatever_was_lost_meanwhile(
+    capacity: int, steps: list[tuple[str, float, int]], rng: random.Random
+) -> None:
+    cache = residency.Residency(residency.Capacity(capacity, capacity + 3), IDLE_S, answer_blocks=1)
+    now, sent = 0.0, []
+    for text, wait_s, lost in steps:
+        now += wait_s
+        cache.add(A, blocks(text), now)
+        sent.append((text, now))
+        if not lost:
+            cache.forget(A)
+    rng.shuffle(sent)
+    for text, noted_s in sent:
+        cache.retract(A, blocks(text), noted_s, now)
+    assert not any(cache.match(A, blocks(text), now).any_blocks for text, _, _ in steps)
+    assert cache.blocks(A) == 0

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from extproc import choice as choices
-from extproc import exchange, hooks, ledger, outbox, pool, prompt, protocol, router
+from extproc import exchange, hooks, ledger, outbox, pool, prompt, protocol, router, signals
 from extproc.choice import Why
 from extproc.protocol import BodyMode, Echo, Phase, Refuse, Reply, Steer
 
@@ -182,6 +182,40 @@ def test_a_prediction_goes_with_the_request_to_who_served_it(entries: outbox.Out
         assert left.gpu_tokens == left.cached_tokens == was.gpu_tokens == 0
         got = record.to(other.id).net()
         assert (got.requests, got.prompt_tokens, got.gpu_tokens) == (1, warm.prompt_tokens, 0)
+
+
+@pytest.mark.parametrize("asked_s", [None, -1.0, 1.0], ids=["never asked", "asked before", "asked since"])
+def test_what_went_elsewhere_no_longer_fills_the_cache_of_who_was_asked_before_it_was_sent(
+    asked_s: float | None,
+) -> None:
+    of = chooser(2)
+    one = opened(of)
+    feed(one, headers(BodyMode.BUFFERED), protocol.RequestBody(BODY, True), now=0.0)
+    first, sent_tokens = chosen(one).endpoint, of.sent.to(chosen(one).endpoint.id).uncached_tokens
+    other = next(e for e in of.pool.endpoints if e != first)
+    assert sent_tokens > 1000
+    if asked_s is not None:
+        known = sent_tokens if asked_s > 0 else 0
+        of.signals.put(first.id, signals.Signal(asked_s, 0.5, 10_000, 0, known))
+    feed(one, protocol.ResponseHeaders(200, False, other.address), now=2.0)
+    left = of.sent.to(first.id).uncached_tokens
+    assert left == (sent_tokens if asked_s == 1.0 else 0)
+    assert of.sent.to(other.id).uncached_tokens == sent_tokens
+    if asked_s is not None:
+        assert of.signals.load(first.id, left, 2.0) == (0.5, 0)
+
+
+def test_who_served_is_told_twice_and_counts_once() -> None:
+    of = chooser(2)
+    before = sent(of)
+    first = chosen(before).endpoint
+    one = opened(of)
+    feed(one, headers(BodyMode.BUFFERED), protocol.RequestBody(BODY, True), now=1.0)
+    other = next(e for e in of.pool.endpoints if e != first)
+    for _ in range(2):
+        feed(one, protocol.ResponseHeaders(200, False, other.address))
+    assert held(of, first.id) == chosen(before).chain_blocks + 2  # with its answer
+    assert [of.sent.to(e.id).net().requests for e in (first, other)] == [1, 1]
 
 
 def test_what_the_chosen_one_served_stays_as_it_was() -> None:

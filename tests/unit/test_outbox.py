@@ -33,6 +33,14 @@ def test_first_tokens_ends_and_answers_weigh_nothing() -> None:
     assert waiting.weight == 0
 
 
+def test_what_did_not_go_where_it_was_told_to_go_weighs_nothing_and_needs_a_lease_that_was_told() -> None:
+    waiting = outbox.Outbox()
+    waiting.retracted(outbox.Retracted(0, "p", A, 5, 1, 0, 64.0, 0.0, 0.0))
+    assert len(waiting) == 0
+    waiting.retracted(outbox.Retracted(1, "p", A, 5, 1, 0, 64.0, 0.0, 0.0))
+    assert (len(waiting), waiting.weight) == (1, 0)
+
+
 def test_a_request_that_went_elsewhere_weighs_again() -> None:
     waiting = outbox.Outbox()
     waiting.began(began(1, 300))

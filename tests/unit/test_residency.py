@@ -106,9 +106,65 @@ def test_answers_leave_whatever_the_moment_they_were_given_at(began_s: float) ->
 def test_a_prompt_taken_back_takes_its_answer_along() -> None:
     cache = residency.Residency(residency.Capacity(20), 100.0, answer_blocks=2)
     cache.add(A, blocks("ab"), 0.0)
-    before = cache.add(A, blocks("abcd"), 1.0)
-    cache.retract(A, blocks("abcd"), before, 1.0)
+    cache.add(A, blocks("abcd"), 1.0)
+    cache.retract(A, blocks("abcd"), 1.0, 1.0)
     assert (held(cache, "abcd", 1.0), cache.blocks(A)) == (2, 2 + 2)
+
+
+@pytest.mark.parametrize("order", ["adb", "dab"])
+def test_what_two_prompts_begin_with_stays_until_both_went_elsewhere(order: str) -> None:
+    cache = of_blocks(20)
+    prompts = {"a": "abcd", "d": "abcdx", "b": "abz"}
+    for moment, name in enumerate(order):
+        cache.add(A, blocks(prompts[name]), float(moment))
+    for name, left in (("a", 5), ("d", 2), ("b", 0)):
+        cache.retract(A, blocks(prompts[name]), float(order.index(name)), 3.0)
+        assert held(cache, "abcdx", 3.0) == left
+    assert cache.blocks(A) == 0
+
+
+def test_what_was_evicted_is_taken_back_as_far_as_it_is_left() -> None:
+    cache = of_blocks(4)
+    cache.add(A, blocks("abcd"), 0.0)
+    cache.add(A, blocks("xy"), 1.0)
+    assert held(cache, "abcd", 1.0) == 2
+    cache.retract(A, blocks("abcd"), 0.0, 2.0)
+    assert (held(cache, "abcd", 2.0), cache.blocks(A)) == (0, 2)
+
+
+def test_what_was_sent_before_a_restart_is_no_more_to_be_taken_back() -> None:
+    cache = of_blocks(9)
+    cache.add(A, blocks("abc"), 0.0)
+    cache.forget(A)
+    cache.add(A, blocks("abc"), 1.0)
+    cache.retract(A, blocks("abc"), 0.0, 2.0)
+    assert held(cache, "abc", 2.0) == 3
+
+
+def test_who_has_not_heard_that_a_prompt_went_elsewhere_brings_it_not_back() -> None:
+    cache = of_blocks(9)
+    cache.add(A, blocks("abc"), 0.0)
+    cache.retract(A, blocks("abc"), 0.0, 2.0)
+    cache.add(A, blocks("abc"), 1.0, told=1)
+    assert held(cache, "abc", 2.0) == 0
+    cache.add(A, blocks("abc"), 2.5, told=1)
+    assert held(cache, "abc", 3.0) == 3
+    cache.retract(A, blocks("abc"), None, 3.0)
+    cache.sent_again(A, blocks("abc").hashes[-1])
+    cache.add(A, blocks("abc"), 2.5, told=1)
+    assert held(cache, "abc", 3.0) == 3
+
+
+def test_of_a_prompt_that_was_only_heard_of_by_what_is_held_as_much_goes_as_the_teller_says() -> None:
+    cache = of_blocks(9)
+    cache.add(A, blocks("abcd"), 0.0, told=1)
+    cache.retract(A, blocks("abcd"), None, 1.0, least=2)
+    assert held(cache, "abcd", 1.0) == 2
+    cache.retract(A, blocks("abcd"), None, 1.0)  # what is not held is not counted here
+    assert held(cache, "abcd", 1.0) == 2
+    cache.add(B, blocks("abcd"), 0.0, told=2)
+    cache.retract(B, blocks("abcd"), None, 1.0, least=4)
+    assert cache.match(B, blocks("abcd"), 1.0).gpu_blocks == 4
 
 
 def test_the_next_turn_of_a_conversation_finds_its_answer() -> None:
@@ -132,7 +188,8 @@ def test_what_was_forgotten_or_taken_back_leaves_nothing() -> None:
         cache.add(name, blocks("abc"), float(number) / 1000)
         cache.retain({A})
     for moment in range(100):
-        cache.retract(A, blocks("abc"), cache.add(A, blocks("abc"), float(moment)), float(moment))
+        cache.add(A, blocks("abc"), float(moment))
+        cache.retract(A, blocks("abc"), float(moment), float(moment))
     assert not cache._due
     cache.add(A, blocks("abc"), 100.0)
     assert held(cache, "abc", 199.5) == 3
@@ -143,7 +200,7 @@ def test_nobody_is_told_of_answers() -> None:
     cache = residency.Residency(residency.Capacity(20), 100.0, answer_blocks=2)
     cache.add(A, blocks("abc"), 0.0)
     cache.add(A, blocks("abx"), 1.0)
-    told = list(cache.recent(A, 0.0, 2.0))
+    told = list(cache.recent(A, 0.0))
     assert sum(len(one.hashes) for one in told) == 4
     assert all(block >= 0 for one in told for block in one.hashes)
     cache.forget(A)
