@@ -23,6 +23,7 @@ Called by: router (take, load), exchange (release).
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,9 @@ class _Account:
 class Lease:
     """One request's entry in the ledger; give it back with `release`, once or more often."""
 
-    __slots__ = ("_account", "_holds", "_ledger", "_open", "guessed", "number", "taken_s", "tokens")
+    __slots__ = (
+        "_account", "_after", "_holds", "_ledger", "_open", "guessed", "number", "taken_s", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self, ledger: Ledger, account: _Account, uncached_tokens: int, now: float, holds: Footprint
@@ -151,9 +154,14 @@ class Lease:
         self._ledger = ledger
         self._account = account
         self._open = True
+        self._after = ledger.ended
         self.guessed = False  # whether its prefill was taken for over, and its answer not seen to begin since
         self.tokens = 0  # still pending
         self._enter(uncached_tokens, now)
+
+    def is_younger_than(self, ended: float) -> bool:
+        """Whether more leases than `ended` had been released when it was taken, or as many."""
+        return self._after >= ended
 
     def prefilled(self) -> None:
         """The prompt is seen to be prefilled: its tokens wait no more."""
@@ -199,6 +207,7 @@ class Lease:
             self._ledger.sees = False
         self._leave()
         self._ledger.open_leases -= 1
+        self._ledger.ended += 1
         if self.number and self._ledger.outbox is not None:
             self._ledger.outbox.ended(self.number)
 
@@ -224,7 +233,7 @@ class Lease:
 class Ledger:
     """All endpoints' entries. Bounded by the open requests and by the members of the pool."""
 
-    __slots__ = ("_accounts", "open_leases", "outbox", "prefill_tokens_per_s", "sees")
+    __slots__ = ("_accounts", "ended", "open_leases", "outbox", "prefill_tokens_per_s", "sees")
 
     def __init__(self, prefill_tokens_per_s: float, entries: outbox.Outbox | None = None) -> None:
         """`prefill_tokens_per_s`: what one endpoint prefills [tokens/s, > 0]; `entries`: what happens to
@@ -233,6 +242,7 @@ class Ledger:
         self.outbox = entries
         self.prefill_tokens_per_s = prefill_tokens_per_s
         self.open_leases = 0
+        self.ended = 0  # leases released so far
         self.sees = False  # whether answers are seen to begin: one was, and none has ended unseen since
         self._accounts: dict[pool.EndpointId, _Account] = {}
 
@@ -275,6 +285,19 @@ class Ledger:
             return more.tokens
         shared = _held(account, more.marks) * MARK_TOKENS
         return _kv_tokens(account) + more.tokens - shared
+
+    def has_new_crowd(self, endpoint: pool.EndpointId) -> bool:
+        """Whether more than three quarters of what is open at `endpoint` came within half a request's life.
+
+        Half a life is over when half as many requests have ended as are open, at all endpoints (Little's
+        law). In steady traffic about half of the open ones came so lately, or fewer.
+        """
+        account = self._accounts.get(endpoint)
+        if account is None or not account.leases:
+            return False
+        newest_first = reversed(account.leases)
+        lease = next(itertools.islice(newest_first, 3 * len(account.leases) // 4, None))
+        return lease.is_younger_than(self.ended - self.open_leases / 2)
 
     def take(
         self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, holds: Footprint = _NOTHING

@@ -92,7 +92,7 @@ class Router:
         self._restarts: dict[_pool.EndpointId, tuple[float, bool]] = {}  # when, and whether seen here
         self._members = {endpoint.id for endpoint in pool.endpoints}
         self.signals = _signals.Board(settings.signals_age_max_s)
-        self._survey = _survey.Survey(self.ledger, self.ramp, self.sent, self.signals)
+        self._survey = _survey.Survey(self.ledger, self.residency, self.ramp, self.sent, self.signals)
         self.unheard = settings.replicas - 1
         """Other replicas of kvring whose dispatches do not reach this one [>= 0]; set by who hears them."""
 
@@ -291,22 +291,14 @@ class Router:
         if self.unheard:
             self._survey.count_unheard(known, found, footprint, key.shared_blocks, self.settings, now)
 
-        def displaced_s(index: int) -> float:
-            more = (request.tokens - known.cached[index]) / self.block_tokens
-            return self.residency.displaced_s(found.names[index], math.ceil(max(more, 0.0)))
-
-        def kv_taken(index: int) -> float:
-            return max(
-                known.kv_usage[index], self._survey.kv_taken(found.names[index], footprint, self.settings)
-            )
-
         if self.unheard and key.by is _choice.KeyedBy.ANCHOR:
             home = next(ring_order())
             known.cached[home] = max(known.cached[home], _apart.PRESUMED_SHARE * request.tokens)
+        look = self._survey.look(known, found, request, footprint, self.settings, self.unheard)
         limits = _apart.limits(self.settings.limits, self.unheard, told=bool(self.signals))
         question = _policy.Question(
             known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
-            request.tokens, ring_order, limits, turn, chance, displaced_s, kv_taken,
+            request.tokens, ring_order, limits, turn, chance, look,
             key.common_blocks(len(found)) * self.block_tokens, key.shared_blocks * self.block_tokens,
         )  # fmt: skip
         pick = _policy.POLICIES[name](question)

@@ -14,7 +14,8 @@ Never: changes anything. Called by: router.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -23,7 +24,7 @@ from extproc import ledger as _ledger
 from extproc import policy, pool, ramp, residency, sent, signals, tuning
 from extproc import request as _request
 
-__all__ = ["Columns", "Survey"]
+__all__ = ["Columns", "Look", "Survey"]
 
 
 class Columns(msgspec.Struct):
@@ -37,16 +38,30 @@ class Columns(msgspec.Struct):
     kv_usage: list[float]
 
 
+class Look(msgspec.Struct):
+    """As in `policy.Look`."""
+
+    displaced_s: Callable[[int], float]
+    kv_taken: Callable[[int], float]
+    has_new_crowd: Callable[[int], bool]
+
+
 class Survey:
     """Reads what the mutable parts of a router know."""
 
-    __slots__ = ("_kv_tokens", "_ledger", "_ramp", "_sent", "_signals")
+    __slots__ = ("_kv_tokens", "_ledger", "_ramp", "_residency", "_sent", "_signals")
 
     def __init__(
-        self, book: _ledger.Ledger, starts: ramp.Ramp, record: sent.Record, board: signals.Board
+        self,
+        book: _ledger.Ledger,
+        cache: residency.Residency,
+        starts: ramp.Ramp,
+        record: sent.Record,
+        board: signals.Board,
     ) -> None:
         """Of these; they may change, and stay the same objects."""
         self._ledger = book
+        self._residency = cache
         self._ramp = starts
         self._sent = record
         self._signals = board
@@ -105,11 +120,32 @@ class Survey:
                 size = self._kv_tokens.get(name, settings.kv_tokens)
                 known.kv_usage[index] = max(known.kv_usage[index], taken / size)
 
-    def kv_taken(
-        self, endpoint: pool.EndpointId, footprint: _ledger.Footprint, settings: tuning.Settings
-    ) -> float:
-        """Share of the KV cache of `endpoint` that open requests counted here and this one would hold."""
-        return self._ledger.kv_after(endpoint, footprint) / self._kv_tokens.get(endpoint, settings.kv_tokens)
+    def look(
+        self,
+        known: Columns,
+        found: _candidates.Candidates,
+        request: _request.Request,
+        footprint: _ledger.Footprint,
+        settings: tuning.Settings,
+        unheard: int,
+    ) -> Look:
+        """At single candidates, beside what is `known`; `unheard`: routers that are not heard of [>= 0]."""
+
+        def displaced_s(index: int) -> float:
+            more = max(request.tokens - known.cached[index], 0.0)
+            blocks = math.ceil(more * settings.bytes_per_token / settings.block_bytes)
+            return self._residency.displaced_s(found.names[index], blocks)
+
+        def kv_taken(index: int) -> float:
+            name = found.names[index]
+            size = self._kv_tokens.get(name, settings.kv_tokens)
+            return max(known.kv_usage[index], self._ledger.kv_after(name, footprint) / size)
+
+        def has_new_crowd(index: int) -> bool:
+            # of what others send nothing is known but how much it is
+            return not unheard and self._ledger.has_new_crowd(found.names[index])
+
+        return Look(displaced_s, kv_taken, has_new_crowd)
 
     def _add_foreign(
         self, found: _candidates.Candidates, inflight: list[int], now: float

@@ -7,13 +7,14 @@ Called by: router.
 
 from extproc.policy import cost, least_load, random, ring, round_robin
 from extproc.policy.cost import cap
-from extproc.policy.question import KV_USAGE_FREE, Limits, Pick, Policy, Question, Reason, RingOrder
+from extproc.policy.question import KV_USAGE_FREE, Limits, Look, Pick, Policy, Question, Reason, RingOrder
 from extproc.policy.ring import limit
 
 __all__ = [
     "KV_USAGE_FREE",
     "POLICIES",
     "Limits",
+    "Look",
     "Pick",
     "Policy",
     "Question",

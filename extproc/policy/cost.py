@@ -14,15 +14,18 @@ So a prompt that nobody holds goes home while caches have room, and evicts least
 
 A safety cap on open requests, max(8, 2 * mean), keeps one endpoint from decoding for all. It counts requests
 and not work: an endpoint that computes one long document must not turn away the readers of those it holds.
-To leave the endpoint with the least cost can be dearer than to be one more there: where its cache has room,
-and all others cost 4,096 tokens more, what many share not counted, it takes half as many again.
+To leave the endpoint with the least cost can be dearer than to be one more there: where all others cost
+over 2,048 tokens more it takes half as many again. What many share is not counted, and its cache must have
+room: one more copy of a hot prefix is what the cap is for. A crowd that has just come will be gone before a
+copy is of use: there the whole price counts.
 
 Why 2 * new: a miss also evicts what others need. Why three terms for open requests: what is computed beside
 them delays each; a step of decoding takes a time for each, and reads the KV of each. Where prompts are short
 the last is nothing, and staying warm is worth more. Why the last line: an endpoint short of KV space soon
 queues, and one where the prompt does not fit queues at once; but waiting there can still be cheaper than
 computing a long prompt again, so that it is a cost and no filter. Measured:
-docs/decisions/0012-cap-on-open-requests.md, 0014-tails-by-cause.md, 0015-what-all-prompts-share.md.
+docs/decisions/0012-cap-on-open-requests.md, 0014-tails-by-cause.md, 0015-what-all-prompts-share.md,
+0016-crowds-that-have-just-come.md.
 What they trade: docs/routing.md.
 """
 
@@ -50,7 +53,7 @@ _DELAYED_WEIGHT = 1 / 4
 _KV_HELD_WEIGHT = 1 / 16
 _KV_SHORT_WEIGHT = 4.0
 
-_STAY_TOKENS = 4096.0
+_STAY_TOKENS = 2048.0
 _STAY_FACTOR = 1.5
 _STAY_KV_SHARE = 0.5
 
@@ -78,7 +81,7 @@ def _first(asked: question.Question, equal: Sequence[int], allowed: Sequence[flo
     near = [index for index in itertools.islice(asked.ring_order(), _EQUALS_SEEN) if index in equal]
     if not near:  # none of them is among the first of the walk
         return min(equal, key=allowed.__getitem__)
-    return min(near, key=asked.displaced_s)
+    return min(near, key=asked.look.displaced_s)
 
 
 def cap(asked: question.Question) -> float:
@@ -98,10 +101,18 @@ def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
     ]
     if min(allowed) == math.inf:
         return costs
-    elsewhere = _price_of_leaving(asked, allowed)
+    elsewhere, elsewhere_of_own = min(allowed), _price_of_leaving(asked, allowed)
     for index, cost in enumerate(costs):
-        if cost + _STAY_TOKENS < elsewhere and _may_stay(asked, index, room_below):
-            allowed[index] = cost + _STAY_TOKENS
+        least = cost + _STAY_TOKENS
+        if (
+            least < elsewhere
+            and ledger.has_room(asked.inflight[index], _STAY_FACTOR * room_below)
+            and (
+                asked.look.has_new_crowd(index)
+                or (least < elsewhere_of_own and asked.look.kv_taken(index) <= _STAY_KV_SHARE)
+            )
+        ):
+            allowed[index] = least
     return allowed
 
 
@@ -113,13 +124,6 @@ def _price_of_leaving(asked: question.Question, allowed: Sequence[float]) -> flo
     return min(
         cost - _weight_of_new(requests) * max(0.0, shared - max(held, asked.common_tokens))
         for cost, requests, held in zip(allowed, asked.inflight, asked.cached, strict=True)
-    )
-
-
-def _may_stay(asked: question.Question, index: int, room_below: float) -> bool:
-    return (
-        ledger.has_room(asked.inflight[index], _STAY_FACTOR * room_below)
-        and asked.kv_taken(index) <= _STAY_KV_SHARE
     )
 
 

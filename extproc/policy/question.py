@@ -8,13 +8,12 @@ Never: anything that a policy could change. Called by: router (asks), every poli
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
 
-__all__ = ["KV_USAGE_FREE", "Limits", "Pick", "Policy", "Question", "Reason", "RingOrder"]
+__all__ = ["KV_USAGE_FREE", "Limits", "Look", "Pick", "Policy", "Question", "Reason", "RingOrder"]
 
 
 KV_USAGE_FREE = 0.9
@@ -52,6 +51,24 @@ class RingOrder(Protocol):
         ...
 
 
+class Look(Protocol):
+    """What can be asked of the candidate at a position: too dear to be told of all, wanted of few."""
+
+    def displaced_s(self, index: int, /) -> float:
+        """When that was last used which it would drop next for the prompt [s, monotonic]; -inf where it has
+        room.
+        """
+        ...
+
+    def kv_taken(self, index: int, /) -> float:
+        """What `kv_usage` is there, exact below `KV_USAGE_FREE` as well [>= 0]."""
+        ...
+
+    def has_new_crowd(self, index: int, /) -> bool:
+        """Whether most of its open requests have come lately, more than in steady traffic."""
+        ...
+
+
 class Question(msgspec.Struct, frozen=True):
     """One decision to make: which candidate (there is at least one) takes a prompt of `prompt_tokens`?
 
@@ -61,9 +78,7 @@ class Question(msgspec.Struct, frozen=True):
     tokens those held there [0..`prompt_tokens`]; `kv_usage`, share of the KV cache taken with this prompt,
     above 1 where it does not fit, and not exact below `KV_USAGE_FREE`.
 
-    `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1). `displaced_s`: of
-    the candidate at a position, when that was last used which it would drop next for the prompt [s,
-    monotonic]; -inf where it has room. `kv_taken`: what `kv_usage` is for that candidate, exact.
+    `turn` counts decisions of the policy asked [0, 1, ...]; `chance` is uniform in [0, 1).
 
     `shared_tokens`: how long the prefix is that many prompts have [>= 0]; `common_tokens`: that nearly all
     have. Each endpoint will need the latter soon, so that it is no reason to stay with those that have it.
@@ -80,8 +95,7 @@ class Question(msgspec.Struct, frozen=True):
     limits: Limits
     turn: int
     chance: float
-    displaced_s: Callable[[int], float] = lambda _: -math.inf
-    kv_taken: Callable[[int], float] = lambda _: 0.0
+    look: Look
     common_tokens: float = 0.0
     shared_tokens: float = 0.0
 

@@ -365,7 +365,7 @@ def test_a_burst_on_a_hot_prefix_is_told_at_the_shortest_distance():
     now = settle([one, other], 0.0)
     one.ask(hot, now)
     other.view.hear(one.view.flush(now), now)
-    for number in range(1, 8):  # nothing of them is new but that they are open
+    for number in range(1, 9):  # nothing of them is new but that they are open
         one.ask(hot, now + 0.001 * number)
     assert one.view.due_s == pytest.approx(now + one.view.settings.gather_s)
 

@@ -1,3 +1,6 @@
+import heapq
+import random
+
 import pytest
 
 from extproc import ledger, outbox, pool
@@ -181,3 +184,59 @@ def test_bound_is_the_floor_or_the_factor_times_the_mean(
 def test_room_ends_at_the_bound() -> None:
     assert ledger.has_room(99, 100)
     assert not ledger.has_room(100, 100)
+
+
+def test_a_crowd_is_new_until_half_as_many_have_ended_as_are_open() -> None:
+    book = ledger.Ledger(1000)
+    assert not book.has_new_crowd(A)
+    elsewhere = [book.take(B, 0, 0.0) for _ in range(4)]
+    for _ in range(8):
+        book.take(A, 0, 0.0)
+        assert book.has_new_crowd(A)
+    for ended, lease in enumerate(elsewhere, 1):
+        lease.release()
+        assert book.has_new_crowd(A) is (ended <= (12 - ended) / 2)
+    assert not book.has_new_crowd(B), "nothing is open there"
+
+
+def test_a_crowd_is_as_old_as_most_of_it() -> None:
+    book = ledger.Ledger(1000)
+    for _ in range(4):
+        book.take(A, 0, 0.0)
+    for _ in range(20):
+        book.take(B, 0, 0.0).release()
+    assert not book.has_new_crowd(A)
+    for newer in range(1, 13):
+        book.take(A, 0, 1.0)
+        assert not book.has_new_crowd(A), newer
+    book.take(A, 0, 1.0)
+    assert book.has_new_crowd(A), "thirteen of seventeen"
+
+
+@pytest.mark.parametrize("lives_s", [(4.0, 4.0), (1.0, 7.0), (0.5, 12.0)])
+def test_a_steady_crowd_is_not_new_and_that_of_a_burst_is(lives_s: tuple[float, float]) -> None:
+    rng = random.Random(7)
+    book = ledger.Ledger(1000)
+    ends: list[tuple[float, int, ledger.Lease]] = []
+    new = []
+    for number in range(2000):  # eight a second, each open for 4 s in the mean
+        now = number / 8
+        while ends and ends[0][0] <= now:
+            heapq.heappop(ends)[2].release()
+        lease = book.take(A if number % 2 else B, 0, now)
+        heapq.heappush(ends, (now + rng.choice(lives_s), number, lease))
+        if number >= 400:
+            new.append(book.has_new_crowd(A))
+    assert sum(new) < 0.1 * len(new)
+    for _ in range(4 * book.load(A, 250.0).inflight):
+        book.take(A, 0, 250.0)
+    assert book.has_new_crowd(A)
+
+
+def test_a_request_that_moved_is_as_old_as_it_was() -> None:
+    book = ledger.Ledger(1000)
+    lease = book.take(A, 0, 0.0)
+    for _ in range(4):
+        book.take(B, 0, 0.0).release()
+    lease.move(B, 0, 1.0)
+    assert not book.has_new_crowd(B)

@@ -2,7 +2,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 
@@ -32,6 +32,24 @@ def columns(candidates: Sequence[candidate]) -> dict[str, list[float]]:
     return {name: [getattr(each, name) for each in candidates] for name in names}
 
 
+@dataclasses.dataclass(frozen=True)
+class Looked:
+    """A look at what a test says."""
+
+    displaced: Sequence[float] | None
+    taken: Sequence[float] | None
+    new_crowds: Collection[int]
+
+    def displaced_s(self, index: int) -> float:
+        return -math.inf if self.displaced is None else self.displaced[index]
+
+    def kv_taken(self, index: int) -> float:
+        return 0.0 if self.taken is None else self.taken[index]
+
+    def has_new_crowd(self, index: int) -> bool:
+        return index in self.new_crowds
+
+
 def ask(
     name: str,
     candidates: Sequence[candidate],
@@ -42,6 +60,7 @@ def ask(
     chance: float = 0.0,
     displaced_s: Sequence[float] | None = None,
     kv_taken: Sequence[float] | None = None,
+    new_crowds: Collection[int] = (),
     common_tokens: float = 0.0,
     shared_tokens: float = 0.0,
 ) -> policy.Pick:
@@ -55,8 +74,7 @@ def ask(
         limits=limits,
         turn=turn,
         chance=chance,
-        displaced_s=lambda index: -math.inf if displaced_s is None else displaced_s[index],
-        kv_taken=lambda index: 0.0 if kv_taken is None else kv_taken[index],
+        look=Looked(displaced_s, kv_taken, new_crowds),
         common_tokens=common_tokens,
         shared_tokens=shared_tokens,
     )
@@ -122,13 +140,13 @@ def test_cost_leaves_a_warm_endpoint_when_waiting_there_costs_more() -> None:
 
 
 def test_cost_goes_elsewhere_from_the_cap_on() -> None:
-    candidates = [candidate(8, cached=2000.0), *(candidate(1) for _ in range(3))]
-    pick = ask("cost", candidates, prompt_tokens=2000)
+    candidates = [candidate(8, cached=1000.0), *(candidate(1) for _ in range(3))]
+    pick = ask("cost", candidates, prompt_tokens=1000)
     assert pick.costs[0] < min(pick.costs[1:])
     # 8 open requests against max(8, 2 * (11 + 1) / 4)
     assert (pick.index, pick.reason) == (1, policy.Reason.OVERFLOW)
     candidates[3] = candidate(12)
-    assert ask("cost", candidates, prompt_tokens=2000).index == 0  # 2 * (22 + 1) / 4
+    assert ask("cost", candidates, prompt_tokens=1000).index == 0  # 2 * (22 + 1) / 4
 
 
 @pytest.mark.parametrize(
@@ -138,8 +156,8 @@ def test_cost_goes_elsewhere_from_the_cap_on() -> None:
         (11, 0.5, 4000, True),
         (12, 0.5, 4000, False),  # half as many again as max(8, 2 * (12 + 4) / 4)
         (8, 0.51, 4000, False),  # its cache has no room for more to decode
-        (8, 0.5, 2000, False),  # 2.25 * 2000 + 64 less 512: others cost 4,052 tokens more
-        (8, 0.5, 2100, True),  # 4,277 tokens more
+        (8, 0.5, 1100, False),  # 2.25 * 1100 + 64 less 512: others cost 2,027 tokens more
+        (8, 0.5, 1150, True),  # 2,139 tokens more
     ],
 )
 def test_the_cap_is_stretched_where_leaving_is_dearer(
@@ -157,11 +175,41 @@ def test_the_cap_is_stretched_where_leaving_is_dearer(
 
 def test_the_cap_is_not_stretched_for_what_many_share() -> None:
     candidates = [candidate(8, cached=4000.0), *(candidate(1) for _ in range(3))]
-    assert ask("cost", candidates, 4000, shared_tokens=1900).index == 0  # 4,727 tokens more for the rest
-    assert ask("cost", candidates, 4000, shared_tokens=2200).index == 1  # 4,052
-    candidates[1] = candidate(1, cached=2200.0)  # who has it costs no less for that
-    assert ask("cost", candidates, 4000, shared_tokens=2200).index == 1
-    assert ask("cost", [candidate(8, cached=4300.0), *candidates[1:]], 4300, shared_tokens=2200).index == 0
+    assert ask("cost", candidates, 4000, shared_tokens=2850).index == 0  # 2,139 tokens more for the rest
+    assert ask("cost", candidates, 4000, shared_tokens=2900).index == 1  # 2,027
+    candidates[1] = candidate(1, cached=2900.0)  # who has it costs no less for that
+    assert ask("cost", candidates, 4000, shared_tokens=2900).index == 1
+    assert ask("cost", [candidate(8, cached=4300.0), *candidates[1:]], 4300, shared_tokens=2900).index == 0
+
+
+@pytest.mark.parametrize(
+    ("open_requests", "prompt_tokens", "stays"),
+    [
+        (8, 4000, True),
+        (11, 4000, True),
+        (12, 4000, False),  # half as many again as the cap
+        (8, 1100, False),  # others cost 2,027 tokens more
+        (8, 1150, True),
+    ],
+)
+def test_a_crowd_that_has_just_come_stays_with_what_many_share_however_full_the_cache(
+    open_requests: int,
+    prompt_tokens: float,
+    stays: bool,  # noqa: FBT001
+) -> None:
+    candidates = [candidate(open_requests, cached=prompt_tokens), *(candidate(1) for _ in range(3))]
+    full = [0.9, 0, 0, 0]
+    pick = ask("cost", candidates, prompt_tokens, shared_tokens=prompt_tokens, kv_taken=full, new_crowds=[0])
+    assert (pick.index == 0) is stays
+    assert (pick.reason is policy.Reason.OVERFLOW) is not stays
+    for crowds in ([], [1, 2, 3]):
+        asked = ask("cost", candidates, prompt_tokens, shared_tokens=prompt_tokens, new_crowds=crowds)
+        assert asked.index == 1
+
+
+def test_a_new_crowd_goes_to_who_is_below_the_cap_and_has_its_prefix() -> None:
+    candidates = [candidate(8, cached=4000.0), candidate(2, cached=3900.0), candidate(1), candidate(1)]
+    assert ask("cost", candidates, 4000, shared_tokens=4000, new_crowds=[0]).index == 1
 
 
 def test_what_nearly_all_prompts_begin_with_keeps_nobody() -> None:

@@ -48,9 +48,20 @@ def text(number: int, count: int = 2000) -> str:
 UNKEYED = prompt.Unkeyed.JSON
 
 
-@pytest.mark.parametrize("policy", KEYED)
-def test_burst_of_one_prefix_never_exceeds_the_bound_by_more_than_a_request(policy: str) -> None:
-    chooser = start(policy)
+def test_burst_of_one_prefix_never_exceeds_the_cap_stretched() -> None:
+    chooser = start("cost")
+    shared = text(1, 16_000)
+    used: Counter[str] = Counter()
+    for number in range(256):
+        cap = max(8.0, 2.0 * (number + 1) / N)
+        used[send(chooser, chat(shared, text(number, 200))).choice.endpoint.id] += 1
+        assert max(used.values()) < 1.5 * cap + 1
+    assert set(used) == {endpoint.id for endpoint in members()}
+    assert max(used.values()) < 2 * 256 / N + 2
+
+
+def test_burst_of_one_prefix_never_exceeds_rings_bound_by_more_than_a_request() -> None:
+    chooser = start("ring")
     shared = text(1, 16_000)
     used: list[str] = []
     for number in range(256):
