@@ -139,7 +139,7 @@ class Tree:
             prompt.answers += 1
             if prompt.answers == 1:
                 self._hold(~prompt.block)
-        return node
+        return node if node.parent is prompt else prompt  # else a stranger chose hashes so that names meet
 
     def retract(self, hashes: tuple[chain.BlockHash, ...], noted_s: float | None, least: int) -> None:
         """Take back a prompt that was added at `noted_s` [s]: what no other one begins with leaves.
@@ -160,7 +160,7 @@ class Tree:
             answer = self._some_answer(node)
         else:
             least, answer = 0, self._nodes.get(_answer(node.block, noted_s))
-        if answer is not None:
+        if answer is not None and answer.parent is node:
             self._drop(answer, gone)
         counted = node
         while not counted.ends and counted.parent is not None:  # it moved up, with blocks that left

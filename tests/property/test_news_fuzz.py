@@ -104,7 +104,8 @@ class Hostile:
         return message.Retracted(*told, bits(40), bits(40), bits(40), rng.random() < 0.3)
 
     def _hashes(self) -> bytes:
-        return message.pack(tuple(self._rng.getrandbits(64) for _ in self._some()))
+        bits = self._rng.choice([64, 4])  # few: prompts that meet, blocks behind others than before
+        return message.pack(tuple(self._rng.getrandbits(bits) for _ in self._some()))
 
     def _some(self) -> range:
         return range(self._rng.choice([0, 0, 1, 2, 5, 12]))

@@ -305,3 +305,20 @@ def test_a_host_tier_can_be_learned_of_later_and_a_size_is_forgotten_with_its_en
     made.retain(())
     made.add(A, chain_, 1.0)
     assert made.match(A, chain_, 1.0).any_blocks == 2
+
+
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_hashes_chosen_so_that_two_answers_have_one_name_leave_no_block_behind(
+    *, is_taken_back: bool
+) -> None:
+    cache = residency.Residency(residency.Capacity(4), 100.0, answer_blocks=1)
+    cache.add(A, chain.Chain((8,), 0), 0.0)
+    cache.add(A, chain.Chain((9,), 0), 1e-6)  # 8 ^ 0 == 9 ^ 1
+    if is_taken_back:
+        cache.retract(A, chain.Chain((9,), 0), 1e-6, 1.0)
+    for moment in range(2, 9):
+        cache.add(A, chain.Chain((100 + moment,), 0), float(moment))
+        assert cache.blocks(A) == 4
+    assert not cache.held(chain.Chain((8,), 0), 9.0).gpu
+    cache.resize(A, 0, 0)
+    assert cache.blocks(A) == 0
