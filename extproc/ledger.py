@@ -195,8 +195,9 @@ class Lease:
         self._leave()
         if self.number and self._ledger.outbox is not None:
             self.number = self._ledger.outbox.moved(self.number, endpoint, waits, cached_tokens)
-        self._account = self._ledger.account_of(endpoint)
+        self._account = account = self._ledger.account_of(endpoint)
         self._enter(waits, now)
+        account.leases = dict.fromkeys(sorted(account.leases, key=_taken_s))  # it may be older than others
 
     def release(self) -> None:
         """The request is over. Repeating it has no effect."""
@@ -321,6 +322,10 @@ class Ledger:
         """Forget endpoints that are not in `members`; their open leases end harmlessly."""
         for endpoint in self._accounts.keys() - set(members):
             del self._accounts[endpoint]
+
+
+def _taken_s(lease: Lease) -> float:
+    return lease.taken_s
 
 
 def _expire(account: _Account, now: float, book: Ledger) -> None:

@@ -240,3 +240,16 @@ def test_a_request_that_moved_is_as_old_as_it_was() -> None:
         book.take(B, 0, 0.0).release()
     lease.move(B, 0, 1.0)
     assert not book.has_new_crowd(B)
+
+
+def test_a_request_that_moved_stands_before_those_that_came_later() -> None:
+    book = ledger.Ledger(1000)
+    moved = [book.take(A, 0, float(number)) for number in range(6)]
+    for _ in range(20):
+        book.take(A, 0, 6.0).release()
+    for _ in range(2):
+        book.take(B, 0, 7.0)
+    for lease in moved:
+        lease.move(B, 0, 8.0)
+    assert not book.has_new_crowd(B), "two of eight"
+    assert book.oldest_s(B, 9.0) == 9.0
