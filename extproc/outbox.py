@@ -10,9 +10,8 @@ reader tells it sooner or later:
 
 That is how far others are wrong about what endpoints have to do; an open request counts beside its prefill,
 as others cap open requests. First tokens, ends, answers and what is taken back weigh nothing: they go with
-what does. Nobody
-waits for the reader: where it is slow, the oldest entries leave, counted, and what they would have told is
-told again by the list of open leases.
+what does. Nobody waits for the reader: where it is slow, the oldest entries leave, counted, and what they
+would have told of open leases is told again by the list of these.
 
 Never: prompt text; more than `entries_max` entries, or `BLOCKS_MAX` blocks in them; a lease that stays `open`
 after its end.
@@ -44,9 +43,9 @@ class Began(msgspec.Struct, frozen=True, gc=False):
 
     `number`: of the lease [>= 1]. `back`, `depth`, `hashes`: its chain from the first block on that no
     endpoint held, so that others don't know it; `back` is the block before, at `depth` blocks, 0 and 0 where
-    there is none. `prompt_tokens`, `uncached_tokens`,
-    `gpu_tokens`, `cached_tokens`: as estimated [>= 0]. `prefills`: whether the engine computes the prompt.
-    `again`: of a request that was told before, and then went elsewhere.
+    there is none. `prompt_tokens`, `uncached_tokens`, `gpu_tokens`, `cached_tokens`: as estimated [>= 0].
+    `prefills`: whether the engine computes the prompt. `again`: of a request that was told before, and then
+    went elsewhere.
     """
 
     number: int
