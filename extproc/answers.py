@@ -16,7 +16,7 @@ from extproc import chain, pool
 
 __all__ = ["Answers"]
 
-_RECENT_MAX = 32_768
+_RECENT_MAX = 32_768  # told to a newcomer: some 1 MB of messages
 
 
 class Answers:

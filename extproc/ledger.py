@@ -29,17 +29,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from extproc import chain, outbox, pool
+from extproc.footprint import MARK_TOKENS, NOTHING, Footprint
 
 __all__ = [
-    "MARK_TOKENS",
-    "OUTPUT_TOKENS",
     "REQUEST_TOKENS",
-    "Footprint",
     "Lease",
     "Ledger",
     "Load",
     "bound",
-    "footprint",
     "has_room",
 ]
 
@@ -78,45 +75,8 @@ def has_room(load: float, limit: float) -> bool:
     return load < limit
 
 
-MARK_TOKENS = 256
-"""Tokens of prompt between two marks of a footprint: what of a shared prefix lies behind its last mark counts
-for each request anew."""
-
 _SEEN_PATIENCE = 4.0
 """How much longer than expected a prefill may take where answers are seen to begin: long prompts do."""
-
-OUTPUT_TOKENS = 128
-"""What a request is expected to generate [tokens]: its KV is held beside the prompt's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """The KV that a request holds while it is open.
-
-    `marks`: block hashes `MARK_TOKENS` apart. Two requests that share a prefix share its marks, as the engine
-    holds its blocks once; a hash in 256 tokens is enough to tell. `rest_tokens`: behind the last mark.
-    """
-
-    marks: tuple[chain.BlockHash, ...] = ()
-    rest_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """All of it, where nothing is shared."""
-        return len(self.marks) * MARK_TOKENS + self.rest_tokens
-
-
-def footprint(hashes: tuple[chain.BlockHash, ...], block_tokens: float, prompt_tokens: float) -> Footprint:
-    """The footprint of a prompt of `prompt_tokens` [>= 0] with these block hashes, `block_tokens` apart."""
-    step = max(round(MARK_TOKENS / block_tokens), 1)
-    marks = hashes[step - 1 :: step]
-    if (each := round(block_tokens / MARK_TOKENS)) > 1:  # a block is longer: several marks for it
-        marks = tuple(block ^ number for block in marks for number in range(each))
-    rest = max(round(prompt_tokens) - len(marks) * MARK_TOKENS, 0)
-    return Footprint(marks, rest + OUTPUT_TOKENS)
-
-
-_NOTHING = Footprint()
 
 
 class _Account:
@@ -301,7 +261,11 @@ class Ledger:
         return lease.is_younger_than(self.ended - self.open_leases / 2)
 
     def take(
-        self, endpoint: pool.EndpointId, uncached_tokens: int, now: float, holds: Footprint = _NOTHING
+        self,
+        endpoint: pool.EndpointId,
+        uncached_tokens: int,
+        now: float,
+        holds: Footprint = NOTHING,
     ) -> Lease:
         """A lease for a request of `uncached_tokens` [>= 0] sent to `endpoint` at `now` [s, monotonic].
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from extproc import chain as _chain
 from extproc import choice as _choice
-from extproc import ledger, tuning
+from extproc import footprint as _footprint
 from extproc import policy as _policy
 from extproc import pool as _pool
 from extproc import prompt as _prompt
+from extproc import tuning
 
 __all__ = ["Preview", "Request", "chain_of", "read"]
 
@@ -45,12 +46,12 @@ class Request:
             found.append(_choice.Limit.BLOCKS)
         return tuple(found)
 
-    def footprint(self, block_tokens: float) -> ledger.Footprint:
+    def footprint(self, block_tokens: float) -> _footprint.Footprint:
         """The KV it holds while it is open; `block_tokens`: in a block of the chain."""
         if not self.prefills:
-            return ledger.Footprint()
+            return _footprint.NOTHING
         hashes = () if self.chain is None else self.chain.hashes
-        return ledger.footprint(hashes, block_tokens, self.tokens)
+        return _footprint.of(hashes, block_tokens, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from extproc.tree import Recent, Tree
 __all__ = ["NOTHING", "Capacity", "Held", "Match", "Residency"]
 
 
-_TAKEN_BACK_MAX = 1024
+_TAKEN_BACK_MAX = 1024  # an answer that does not know of it is under way for seconds
 
 
 @dataclass(frozen=True, slots=True)

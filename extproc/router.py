@@ -24,6 +24,7 @@ from extproc import apart as _apart
 from extproc import candidates as _candidates
 from extproc import chain as _chain
 from extproc import choice as _choice
+from extproc import footprint as _footprint
 from extproc import homes, keying, request, subset, tuning
 from extproc import ledger as _ledger
 from extproc import outbox as _outbox
@@ -56,7 +57,7 @@ class _Weighed(NamedTuple):
     choice: _choice.Choice
     asked: _policy.Question
     held: _residency.Held
-    footprint: _ledger.Footprint
+    footprint: _footprint.Footprint
 
 
 class Router:

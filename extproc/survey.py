@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from extproc import candidates as _candidates
+from extproc import footprint as _footprint
 from extproc import ledger as _ledger
 from extproc import policy, pool, ramp, residency, sent, signals, tuning
 from extproc import request as _request
@@ -80,7 +81,7 @@ class Survey:
         found: _candidates.Candidates,
         request: _request.Request,
         held: residency.Held,
-        footprint: _ledger.Footprint,
+        footprint: _footprint.Footprint,
         settings: tuning.Settings,
         now: float,
     ) -> Columns:
@@ -103,7 +104,7 @@ class Survey:
         self,
         known: Columns,
         found: _candidates.Candidates,
-        footprint: _ledger.Footprint,
+        footprint: _footprint.Footprint,
         shared_blocks: int,
         settings: tuning.Settings,
         now: float,
@@ -125,7 +126,7 @@ class Survey:
         known: Columns,
         found: _candidates.Candidates,
         request: _request.Request,
-        footprint: _ledger.Footprint,
+        footprint: _footprint.Footprint,
         settings: tuning.Settings,
         unheard: int,
     ) -> Look:
@@ -163,7 +164,7 @@ class Survey:
     def _kv_usage(
         self,
         found: _candidates.Candidates,
-        footprint: _ledger.Footprint,
+        footprint: _footprint.Footprint,
         kv_tokens: list[int],
         told: list[float] | None,
         usual: int,
@@ -202,7 +203,7 @@ def _cached(
         ]
     if held.answered:
         # The answer, and what of the earlier prompt filled no block.
-        answer_tokens = _ledger.OUTPUT_TOKENS + per_block / 2
+        answer_tokens = _footprint.OUTPUT_TOKENS + per_block / 2
         for name in held.answered:
             index = found.position.get(name)
             if index is not None:

@@ -25,6 +25,7 @@ from extproc import chain
 __all__ = ["Recent", "Tree"]
 
 _MOMENTS_PER_S = 1_000_000
+_SPARE_ENTRIES = 64  # of the heap, more than twice the blocks: to sweep it costs as much as it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ class _Node:
 class Tree:
     """Blocks, the oldest of which leave.
 
-    `_leaves` is a heap of (used_s, -depth, hash), at most one entry a block. Touching a path only stamps
-    its last block: entries are put right when they come to the top, and a parent takes over the stamp of
-    a child that leaves, and the prompts that end there. `_began_s`: when the first prompt came. `_holders`:
+    `_leaves` is a heap of (used_s, -depth, hash), one entry or more of each leaf. Touching a path only stamps
+    its last block: entries are put right when they come to the top, those of blocks that were taken back
+    leave there, and a parent takes over the stamp of a child that leaves, and the prompts that end there.
+    `_began_s`: when the first prompt came. `_holders`:
     those of its tier, where its blocks have the bit `bit`.
     """
 
@@ -153,7 +155,6 @@ class Tree:
         if not depth:
             return
         node = self._nodes[hashes[depth - 1]]
-        gone: set[chain.BlockHash] = set()
         if noted_s is None:
             if depth < len(hashes) or (depth <= least and node.ends < 2):
                 return  # it was not counted here, or it is another one's, for all we know
@@ -161,35 +162,34 @@ class Tree:
         else:
             least, answer = 0, self._nodes.get(_answer(node.block, noted_s))
         if answer is not None and answer.parent is node:
-            self._drop(answer, gone)
+            self._drop(answer)
         counted = node
         while not counted.ends and counted.parent is not None:  # it moved up, with blocks that left
             counted = counted.parent
         counted.ends = max(counted.ends - 1, 0)
         while not (node.children or node.ends) and node.depth >= least:
-            self._drop(node, gone)
+            self._drop(node)
             if node.parent is None:
                 break
             node = node.parent
         else:
             self._queue_leaf(node)
-        if gone:
-            self._leaves = [entry for entry in self._leaves if entry[2] not in gone]
+        if len(self._leaves) > 2 * len(self._nodes) + _SPARE_ENTRIES:
+            entries = {entry[2]: entry for entry in self._leaves if entry[2] in self._nodes}
+            self._leaves = list(entries.values())
             heapq.heapify(self._leaves)
 
     def _some_answer(self, prompt: _Node) -> _Node | None:
         """An answer to the prompt that ends with `prompt`, None if there is none."""
         if not prompt.answers:
             return None
-        nodes = self._nodes
-        return next((nodes[at] for _, _, at in self._leaves if at < 0 and nodes[at].parent is prompt), None)
+        answers = (self._nodes.get(block) for _, _, block in self._leaves if block < 0)
+        return next((node for node in answers if node is not None and node.parent is prompt), None)
 
-    def _drop(self, node: _Node, gone: set[chain.BlockHash]) -> None:
-        """A leaf leaves that was taken back; whose entry is to leave the heap is put into `gone`."""
+    def _drop(self, node: _Node) -> None:
+        """A leaf leaves that was taken back."""
         del self._nodes[node.block]
         self._let_go(node)
-        if node.queued:
-            gone.add(node.block)
         if node.parent is not None:
             node.parent.children -= 1
 
@@ -255,8 +255,8 @@ class Tree:
 
     def recent(self, oldest_s: float) -> Iterator[Recent]:
         """What was used since `oldest_s` [s, monotonic], the latest first; see `residency`."""
-        ends = [self._nodes[block] for _, _, block in self._leaves]
-        ends = [node for node in ends if not node.children and node.used_s >= oldest_s]
+        found = (self._nodes.get(block) for block in {block for _, _, block in self._leaves})
+        ends = [node for node in found if node and not node.children and node.used_s >= oldest_s]
         ends.sort(key=lambda node: (node.used_s, node.block), reverse=True)
         told: set[chain.BlockHash] = set()
         for end in ends:
@@ -291,8 +291,10 @@ class Tree:
         leaves = self._leaves
         while leaves:
             used_s, depth, block = leaves[0]
-            node = self._nodes[block]
-            if node.children:
+            node = self._nodes.get(block)
+            if node is None:
+                heapq.heappop(leaves)
+            elif node.children:
                 heapq.heappop(leaves)
                 node.queued = False
             elif node.used_s > used_s:

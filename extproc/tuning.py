@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from extproc import ledger, policy, residency, ring
+from extproc import footprint as _footprint
+from extproc import policy, residency, ring
 
 __all__ = ["Settings", "capacity", "residency_of"]
 
@@ -59,5 +60,5 @@ def capacity(settings: Settings) -> residency.Capacity:
 def residency_of(settings: Settings) -> residency.Residency:
     """An empty residency of a pool so tuned, where answers are as long as is expected of them."""
     per_block = settings.block_bytes / settings.bytes_per_token
-    answer_blocks = round(ledger.OUTPUT_TOKENS / per_block)
+    answer_blocks = round(_footprint.OUTPUT_TOKENS / per_block)
     return residency.Residency(capacity(settings), settings.residency_idle_s, answer_blocks)

@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "extproc"
 CORE = [
     "views", "exchange", "groups", "router", "homes", "tuning", "vitals", "policy", "ledger", "residency",
-    "anchor", "answers", "held", "hooks", "keying", "passing", "reading", "request", "served", "subset",
-    "usage", "ring", "ramp", "sent", "standing", "signals", "pool", "chain", "prompt", "traps",
+    "footprint", "anchor", "answers", "held", "hooks", "keying", "passing", "reading", "request", "served",
+    "subset", "usage", "ring", "ramp", "sent", "standing", "signals", "pool", "chain", "prompt", "traps",
 ]  # fmt: skip
 EFFECTS = {
     "asyncio", "concurrent", "datetime", "google", "grpc", "io", "logging", "multiprocessing", "os",

@@ -91,8 +91,7 @@ class Hearing:
             return
         chooser, endpoint = found
         hashes = self._chain(chooser, told.end, told.depth, b"")
-        if hashes:
-            hearsay.take_back(chooser, endpoint, hashes, told, noted_s, now)
+        hearsay.take_back(chooser, endpoint, hashes or (), told, noted_s, now)
 
     def answered(self, batch: message.Batch, told: message.Answered, now: float) -> None:
         """Note where an answer was given."""

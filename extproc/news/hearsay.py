@@ -9,6 +9,7 @@ Never: an endpoint that is no member. Called by: news.view.
 from __future__ import annotations
 
 from extproc import chain, ledger, pool, router, served
+from extproc import footprint as _footprint
 from extproc.news import message
 
 __all__ = ["learn", "lease", "recall", "take_back"]
@@ -65,9 +66,9 @@ def lease(
     now: float,
 ) -> ledger.Lease:
     """Another replica's lease of a request of this chain, () if it is not known."""
-    holds = ledger.Footprint()
+    holds = _footprint.NOTHING
     if told.prefills:
-        holds = ledger.footprint(hashes, chooser.block_tokens, told.prompt_tokens)
+        holds = _footprint.of(hashes, chooser.block_tokens, told.prompt_tokens)
     return chooser.ledger.take(endpoint, told.uncached_tokens, now, holds)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc import ledger, pool
+from extproc import footprint, ledger, pool
 
 NAMES = [pool.EndpointId(name) for name in ("a", "b", "c")]
 NAME = st.sampled_from(NAMES)
@@ -112,16 +112,16 @@ def test_kv_held_is_every_mark_of_open_leases_once_and_all_rests(
     steps: list[tuple[pool.EndpointId, list[str], int, bool]],
 ) -> None:
     book = ledger.Ledger(RATE)
-    taken: list[tuple[pool.EndpointId, ledger.Footprint, ledger.Lease]] = []
+    taken: list[tuple[pool.EndpointId, footprint.Footprint, ledger.Lease]] = []
 
-    def held(name: pool.EndpointId, *more: ledger.Footprint) -> int:
+    def held(name: pool.EndpointId, *more: footprint.Footprint) -> int:
         open_there = [one for at, one, _ in taken if at == name] + list(more)
         marks = {mark for one in open_there for mark in one.marks}
-        return ledger.MARK_TOKENS * len(marks) + sum(one.rest_tokens for one in open_there)
+        return footprint.MARK_TOKENS * len(marks) + sum(one.rest_tokens for one in open_there)
 
     for name, letters, rest, ends in steps:
         marks = tuple(hash("".join(letters[:end])) & (2**64 - 1) for end in range(1, len(letters) + 1))
-        more = ledger.Footprint(marks, rest)
+        more = footprint.Footprint(marks, rest)
         assert book.kv_after(name, more) == held(name, more)
         taken.append((name, more, book.take(name, 0, 0.0, more)))
         if ends:
@@ -135,6 +135,6 @@ def test_kv_held_is_every_mark_of_open_leases_once_and_all_rests(
 
 
 def test_marks_stand_256_tokens_apart_and_the_rest_has_room_for_the_answer() -> None:
-    found = ledger.footprint(tuple(range(10)), 64.0, 700.0)
+    found = footprint.of(tuple(range(10)), 64.0, 700.0)
     assert found.marks == (3, 7)
-    assert found.rest_tokens == 700 - 512 + ledger.OUTPUT_TOKENS
+    assert found.rest_tokens == 700 - 512 + footprint.OUTPUT_TOKENS

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from extproc import choice, ledger, policy, router
+from extproc import choice, footprint, ledger, policy, router
 from extproc.sim import chooser, client, content, figures, flight, performance, policies, scenario, simulation
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 A100 = performance.PRESETS["codellama-13b-a100-40"]
 LARGE = performance.PRESETS["8b-h100"]
 FACTORIES = policies.factories()
-NOTHING = ledger.Footprint()
+NOTHING = footprint.NOTHING
 UNBOUNDED = policy.Limits(100.0, 1e9, 1e9)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from extproc import chain, choice, ledger, policy, pool, router
+from extproc import chain, choice, footprint, ledger, policy, pool, router
 from extproc.sim import baselines, chooser, content, policies, simulation, workloads
 from extproc.sim.baselines import (
     aibrix,
@@ -425,8 +425,8 @@ class TestDynamo:
         assert driver.send(ask(1)).endpoint.id == where
         of = driver.of
         assert isinstance(of, dynamo.Dynamo)
-        assert of.ledger.load(where, 0.0).kv_tokens == 16 * ledger.MARK_TOKENS
-        assert of.ledger.kv_after(where, of.footprint(ask(2))) == 32 * ledger.MARK_TOKENS
+        assert of.ledger.load(where, 0.0).kv_tokens == 16 * footprint.MARK_TOKENS
+        assert of.ledger.kv_after(where, of.footprint(ask(2))) == 32 * footprint.MARK_TOKENS
 
     @pytest.mark.parametrize(("rule", "stays"), [(dynamo.Dynamo, False), (dynamo.DynamoW4, True)])
     def test_the_weight_decides_how_much_decode_a_hit_is_worth(
@@ -434,7 +434,7 @@ class TestDynamo:
     ) -> None:
         driver = Driver(start(rule))
         home = driver.visit(ask(1))  # 16 blocks warm
-        driver.of.ledger.take(pool.EndpointId(home), 0, 0.0, ledger.Footprint(tuple(range(40)), 0))  # type: ignore[attr-defined]
+        driver.of.ledger.take(pool.EndpointId(home), 0, 0.0, footprint.Footprint(tuple(range(40)), 0))  # type: ignore[attr-defined]
         # warm: 0 + 40 + 16, cold: 16 w + 16
         assert (driver.send(ask(1)).endpoint.id == home) is stays
 

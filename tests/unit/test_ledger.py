@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from extproc import ledger, outbox, pool
+from extproc import footprint, ledger, outbox, pool
 
 A, B = pool.EndpointId("a"), pool.EndpointId("b")
 
@@ -113,9 +113,9 @@ def test_a_shared_prefix_counts_once_but_for_what_is_behind_its_last_mark(block_
     book = ledger.Ledger(1000)
     for number in range(requests):
         own = tuple((number + 1) << 40 | block << 20 for block in range(question // block_tokens))
-        holds = ledger.footprint(shared + own, block_tokens, prefix + question)
+        holds = footprint.of(shared + own, block_tokens, prefix + question)
         book.take(A, 0, 0.0, holds)
-    true = prefix + requests * (question + ledger.OUTPUT_TOKENS)
+    true = prefix + requests * (question + footprint.OUTPUT_TOKENS)
     assert abs(book.load(A, 0.0).kv_tokens - true) <= requests * 32
 
 
@@ -124,8 +124,8 @@ def test_a_prefix_that_ends_between_marks_is_counted_anew_by_less_than_a_mark() 
     shared = tuple(range(1, prefix // 64 + 1))
     book = ledger.Ledger(1000)
     for _ in range(requests):
-        book.take(A, 0, 0.0, ledger.footprint(shared, 64, prefix))
-    true = prefix + requests * ledger.OUTPUT_TOKENS
+        book.take(A, 0, 0.0, footprint.of(shared, 64, prefix))
+    true = prefix + requests * footprint.OUTPUT_TOKENS
     assert true <= book.load(A, 0.0).kv_tokens < true + requests * 256
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extproc import choice, ledger, pool, prompt, router
+from extproc import choice, footprint, pool, prompt, router
 from extproc.sim import template
 from tests import prompts, shared_data
 
@@ -79,7 +79,7 @@ def test_predicted_reuse_covers_what_is_really_shared(conversations: list[list[d
     endpoint = pool.Endpoint(pool.EndpointId("e"), "10.0.0.1:80")
     of = router.Router(pool.make("p", [endpoint]), router.Settings(kv_tokens=1_000_000_000))
     seen, covered = _Seen(), []
-    expected_answer = (ledger.OUTPUT_TOKENS + 32) * of.settings.bytes_per_token
+    expected_answer = (footprint.OUTPUT_TOKENS + 32) * of.settings.bytes_per_token
     turns = [[(messages, at) for at in answers(messages)] for messages in conversations]
     for step in range(max(map(len, turns))):  # all talk at once
         for messages, at in (of_one[step] for of_one in turns if step < len(of_one)):

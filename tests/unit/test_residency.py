@@ -322,3 +322,20 @@ def test_hashes_chosen_so_that_two_answers_have_one_name_leave_no_block_behind(
     assert not cache.held(chain.Chain((8,), 0), 9.0).gpu
     cache.resize(A, 0, 0)
     assert cache.blocks(A) == 0
+
+
+def test_what_is_taken_back_again_and_again_costs_no_room() -> None:
+    cache = residency.Residency(residency.Capacity(1000), 1e9, answer_blocks=1)
+    kept = [chain.Chain(tuple(range(100 * number + 1, 100 * number + 6)), 0) for number in range(20)]
+    for blocks in kept:
+        cache.add(A, blocks, 0.0)
+    tree = cache._gpu.trees[A]
+    for turn in range(1, 2000):
+        asked = (*kept[turn % 20].hashes[:3], 10_000 + turn % 7, 20_000 + turn % 7)
+        cache.add(A, chain.Chain(asked, 0), float(turn))
+        cache.retract(A, chain.Chain(asked, 0), float(turn), float(turn))
+        assert len(tree._leaves) <= 2 * len(tree) + 65
+        assert len(tree) == 20 * 6
+    held = [cache.match(A, blocks, 2000.0).gpu_blocks for blocks in kept]
+    assert held == [5] * 20
+    assert {each.hashes for each in cache.recent(A, 0.0)} == {blocks.hashes for blocks in kept}

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from extproc import choice as choices
-from extproc import ledger, pool, prompt, router
+from extproc import footprint, ledger, pool, prompt, router
 
 N = 8
 KEYED = ["cost", "ring"]
@@ -128,7 +128,7 @@ def test_the_next_turn_counts_on_the_answer_to_the_one_before() -> None:
     other = send(chooser, chat(text(1, 2100), text(3, 4096))).choice
     block = int(chooser.block_tokens)
     assert again.cached_tokens == 16 * block
-    assert longer.cached_tokens == 16 * block + ledger.OUTPUT_TOKENS + block / 2
+    assert longer.cached_tokens == 16 * block + footprint.OUTPUT_TOKENS + block / 2
     assert other.cached_tokens == 8 * block  # another conversation: it leaves within the prompt
     short = send(chooser, chat(text(1, 4096), text(2, 4096), "x")).choice
     assert short.cached_tokens <= short.prompt_tokens

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from extproc import choice, ledger, policy, pool, residency, router
+from extproc import footprint as _footprint
 from extproc.sim import chooser
 
 __all__ = ["Asked", "Baseline", "among", "capacity", "least"]
@@ -157,9 +158,9 @@ class Baseline(abc.ABC):
         """The last scrape of `endpoint`; None before the first."""
         return self._scrapes.signals.get(endpoint)
 
-    def footprint(self, request: chooser.Request) -> ledger.Footprint:  # noqa: ARG002
+    def footprint(self, request: chooser.Request) -> _footprint.Footprint:  # noqa: ARG002
         """What the ledger notes as held while a request is open; nothing, but for rules that ask."""
-        return ledger.Footprint()
+        return _footprint.NOTHING
 
     def asked(
         self, request: chooser.Request, endpoints: Sequence[pool.Endpoint], now: float, chance: float

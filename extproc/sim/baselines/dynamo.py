@@ -16,7 +16,8 @@ router/src/scheduling/selector.rs.
 
 from __future__ import annotations
 
-from extproc import ledger, policy
+from extproc import footprint as _footprint
+from extproc import policy
 from extproc.sim import chooser
 from extproc.sim.baselines import baseline
 
@@ -36,9 +37,9 @@ class Dynamo(baseline.Baseline):
     name = "dynamo"
     weight = 1.0
 
-    def footprint(self, request: chooser.Request) -> ledger.Footprint:
+    def footprint(self, request: chooser.Request) -> _footprint.Footprint:
         """Every block, so that the ledger counts those open requests share once."""
-        return ledger.Footprint(() if request.chain is None else request.chain.hashes, 0)
+        return _footprint.Footprint(() if request.chain is None else request.chain.hashes, 0)
 
     def pick(self, asked: baseline.Asked) -> policy.Pick:
         """The least cost."""
@@ -46,7 +47,7 @@ class Dynamo(baseline.Baseline):
         costs = tuple(
             cost(
                 pending + self._uncached(asked, index),
-                self.ledger.kv_after(asked.endpoints[index].id, held) / ledger.MARK_TOKENS,
+                self.ledger.kv_after(asked.endpoints[index].id, held) / _footprint.MARK_TOKENS,
                 asked.block_tokens,
                 self.weight,
             )
