@@ -295,12 +295,13 @@ class Router:
         if self.unheard and key.by is _choice.KeyedBy.ANCHOR:
             home = next(ring_order())
             known.cached[home] = max(known.cached[home], _apart.PRESUMED_SHARE * request.tokens)
-        look = self._survey.look(known, found, request, footprint, self.settings, self.unheard)
+        look = self._survey.look(known, found, request, footprint, self.settings)
         limits = _apart.limits(self.settings.limits, self.unheard, told=bool(self.signals))
         question = _policy.Question(
             known.inflight, known.pending, known.work, known.kv_tokens, known.cached, known.kv_usage,
             request.tokens, ring_order, limits, turn, chance, look,
             key.common_blocks(len(found)) * self.block_tokens, key.shared_blocks * self.block_tokens,
+            not self.unheard,
         )  # fmt: skip
         pick = _policy.POLICIES[name](question)
         endpoint = found.endpoints[pick.index]

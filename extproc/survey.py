@@ -128,9 +128,8 @@ class Survey:
         request: _request.Request,
         footprint: _footprint.Footprint,
         settings: tuning.Settings,
-        unheard: int,
     ) -> Look:
-        """At single candidates, beside what is `known`; `unheard`: routers that are not heard of [>= 0]."""
+        """At single candidates, beside what is `known`."""
 
         def displaced_s(index: int) -> float:
             more = max(request.tokens - known.cached[index], 0.0)
@@ -143,8 +142,7 @@ class Survey:
             return max(known.kv_usage[index], self._ledger.kv_after(name, footprint) / size)
 
         def has_new_crowd(index: int) -> bool:
-            # of what others send nothing is known but how much it is
-            return not unheard and self._ledger.has_new_crowd(found.names[index])
+            return self._ledger.has_new_crowd(found.names[index])
 
         return Look(displaced_s, kv_taken, has_new_crowd)
 

@@ -1,7 +1,7 @@
 """Cost policy: the endpoint where this prompt costs least, in tokens of prefill.
 
     cost = pending + 2 * new + inflight * (64 + new / 4) + kv_tokens / 16
-           + 4 * max(0, kv_usage - 0.9) * (prompt + pending + 512)
+           + 4 * max(0, kv_usage - 0.9) * (prompt + pending + 512) + 16384 * max(0, kv_usage - 1)
 
 pending: tokens waiting for prefill there; new: this prompt's tokens not cached there; inflight: open
 requests; kv_tokens: what these hold of the KV cache, shared prefixes once; kv_usage: share of the cache that
@@ -22,8 +22,9 @@ copy is of use: there the whole price counts.
 Why 2 * new: a miss also evicts what others need. Why three terms for open requests: what is computed beside
 them delays each; a step of decoding takes a time for each, and reads the KV of each. Where prompts are short
 the last is nothing, and staying warm is worth more. Why the last line: an endpoint short of KV space soon
-queues, and one where the prompt does not fit queues at once; but waiting there can still be cheaper than
-computing a long prompt again, so that it is a cost and no filter. Measured:
+queues, and one where the prompt does not fit queues at once, however short it is; but waiting there can still
+be cheaper than computing a long prompt again, so that it is a cost and no filter. How long a wait it is can
+be told where all requests are known. Measured:
 docs/decisions/0012-cap-on-open-requests.md, 0014-tails-by-cause.md, 0015-what-all-prompts-share.md,
 0016-crowds-that-have-just-come.md.
 What they trade: docs/routing.md.
@@ -52,6 +53,7 @@ _INFLIGHT_TOKENS = 64.0
 _DELAYED_WEIGHT = 1 / 4
 _KV_HELD_WEIGHT = 1 / 16
 _KV_SHORT_WEIGHT = 4.0
+_KV_WAIT_TOKENS = 16384.0
 
 _STAY_TOKENS = 2048.0
 _STAY_FACTOR = 1.5
@@ -108,7 +110,7 @@ def _below_cap(asked: question.Question, costs: list[float]) -> list[float]:
             least < elsewhere
             and ledger.has_room(asked.inflight[index], _STAY_FACTOR * room_below)
             and (
-                asked.look.has_new_crowd(index)
+                (asked.heard and asked.look.has_new_crowd(index))
                 or (least < elsewhere_of_own and asked.look.kv_taken(index) <= _STAY_KV_SHARE)
             )
         ):
@@ -153,4 +155,6 @@ def _costs(asked: question.Question) -> list[float]:
             if usage > question.KV_USAGE_FREE:
                 held = prompt + asked.pending[index] + ledger.REQUEST_TOKENS
                 costs[index] += _KV_SHORT_WEIGHT * (usage - question.KV_USAGE_FREE) * held
+                if usage > 1 and asked.heard:
+                    costs[index] += _KV_WAIT_TOKENS * (usage - 1)
     return costs

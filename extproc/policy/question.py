@@ -82,6 +82,8 @@ class Question(msgspec.Struct, frozen=True):
 
     `shared_tokens`: how long the prefix is that many prompts have [>= 0]; `common_tokens`: that nearly all
     have. Each endpoint will need the latter soon, so that it is no reason to stay with those that have it.
+
+    `heard`: whether all requests are known. If not, others place some, and of these there are only counts.
     """
 
     inflight: Sequence[float]
@@ -98,6 +100,7 @@ class Question(msgspec.Struct, frozen=True):
     look: Look
     common_tokens: float = 0.0
     shared_tokens: float = 0.0
+    heard: bool = True
 
 
 class Pick(msgspec.Struct, frozen=True):

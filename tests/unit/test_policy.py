@@ -63,6 +63,7 @@ def ask(
     new_crowds: Collection[int] = (),
     common_tokens: float = 0.0,
     shared_tokens: float = 0.0,
+    heard: bool = True,  # noqa: FBT001, FBT002
 ) -> policy.Pick:
     def ring_order() -> Iterator[int]:
         return iter(range(len(candidates)) if order is None else order)
@@ -77,6 +78,7 @@ def ask(
         look=Looked(displaced_s, kv_taken, new_crowds),
         common_tokens=common_tokens,
         shared_tokens=shared_tokens,
+        heard=heard,
     )
     return policy.POLICIES[name](question)
 
@@ -207,6 +209,23 @@ def test_a_crowd_that_has_just_come_stays_with_what_many_share_however_full_the_
         assert asked.index == 1
 
 
+def test_of_a_crowd_that_others_made_it_is_not_known_how_old_it_is() -> None:
+    candidates = [candidate(8, cached=4000.0), *(candidate(1) for _ in range(3))]
+    assert ask("cost", candidates, 4000, shared_tokens=4000, new_crowds=[0]).index == 0
+    assert ask("cost", candidates, 4000, shared_tokens=4000, new_crowds=[0], heard=False).index == 1
+
+
+def test_a_prompt_that_does_not_fit_waits_however_short_it_is() -> None:
+    for tokens in (100.0, 2000.0):
+        for usage, wait in ((1.0, 0.0), (1.1, 1638.4), (1.5, 8192.0)):
+            full = [candidate(2, kv_usage=usage), *IDLE[1:]]
+            short = 4 * (usage - 0.9) * (tokens + 512)
+            found = [ask("cost", full, tokens, heard=heard).costs[0] for heard in (True, False)]
+            assert found == pytest.approx(
+                [2 * 64 + 2.5 * tokens + short + wait, 2 * 64 + 2.5 * tokens + short]
+            )
+
+
 def test_a_new_crowd_goes_to_who_is_below_the_cap_and_has_its_prefix() -> None:
     candidates = [candidate(8, cached=4000.0), candidate(2, cached=3900.0), candidate(1), candidate(1)]
     assert ask("cost", candidates, 4000, shared_tokens=4000, new_crowds=[0]).index == 1
@@ -328,7 +347,7 @@ def test_ring_passes_over_a_home_where_the_prompt_does_not_fit() -> None:
 def test_cost_weighs_a_prompt_that_does_not_fit_against_computing_it_again() -> None:
     half_cached = candidate(inflight=1, cached=500.0, kv_usage=1.3)
     assert ask("cost", [half_cached, candidate(kv_usage=0.5)]).index == 1
-    all_cached = candidate(inflight=1, cached=1000.0, kv_usage=1.1)
+    all_cached = candidate(inflight=1, cached=1000.0, kv_usage=1.05)
     assert ask("cost", [all_cached, candidate(kv_usage=0.5)]).index == 0
 
 
