@@ -68,15 +68,7 @@ def test_a_short_demo_shows_more_cached_tokens_with_kvring_and_writes_its_result
     assert "engine token hit" in done.stdout
 
 
-@pytest.fixture
-def _interruptible():
-    """Children obey SIGINT even if this process was started to ignore it, as a job in the background is."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
     process = subprocess.Popen(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from extproc.sim import performance, replica
@@ -228,6 +229,7 @@ async def serving(routes: dict[str, object]) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_watching_looks_again_until_it_is_interrupted() -> None:
     async with running(1) as (one,):
         await ask(one.address, 30)
