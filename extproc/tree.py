@@ -63,8 +63,8 @@ class Tree:
     `_leaves` is a heap of (used_s, -depth, hash), one entry or more of each leaf. Touching a path only stamps
     its last block: entries are put right when they come to the top, those of blocks that were taken back
     leave there, and a parent takes over the stamp of a child that leaves, and the prompts that end there.
-    `_began_s`: when the first prompt came. `_holders`:
-    those of its tier, where its blocks have the bit `bit`.
+    `_began_s`: when the first prompt came. `_holders`: those of its tier, where its blocks have the bit
+    `bit`.
     """
 
     __slots__ = ("_answered", "_began_s", "_capacity", "_holders", "_leaves", "_nodes", "bit")

@@ -7,11 +7,12 @@ asks for any port is given this one, and who names it may listen, as all servers
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 
 from aiohttp import web
+
+from extproc.sim import replica
 
 __all__ = ["leave", "own"]
 
@@ -30,9 +31,7 @@ def own() -> int:
 
 
 async def leave(runner: web.AppRunner) -> None:
-    """Stop serving, with nobody left waiting on a connection that had just arrived: see sim.replica."""
+    """Stop serving, with nobody left waiting on a connection that had just arrived."""
     for site in runner.sites:
-        for door in site._server.sockets:  # type: ignore[attr-defined]
-            asyncio.get_running_loop().remove_reader(door)
-    await asyncio.sleep(0)
+        await replica.stop_listening(site._server)  # type: ignore[attr-defined]
     await runner.cleanup()

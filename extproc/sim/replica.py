@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from extproc.sim import performance
 
-__all__ = ["Replica", "Settings"]
+__all__ = ["Replica", "Settings", "stop_listening"]
 
 _BODY_BYTES_MAX = 64 * 2**20
 _STOP_TIMEOUT_S = 0.1
@@ -51,6 +51,18 @@ class Settings:
     port: int = 0
     speed: float = 1.0
     faults_allowed: bool = False
+
+
+async def stop_listening(listener: asyncio.Server) -> None:
+    """Take no more connections, with nobody left waiting on one that had just arrived.
+
+    A server that closes between a connection's arrival and its protocol leaves it open and silent, to
+    nobody's knowledge (Python 3.11): so first none is taken any more, and those taken get theirs.
+    """
+    for door in listener.sockets:
+        asyncio.get_running_loop().remove_reader(door)
+    await asyncio.sleep(0)
+    listener.close()
 
 
 class Replica:
@@ -109,7 +121,7 @@ class Replica:
         if self._pacer is not None:
             self._pacer.stop()
         if self._listener is not None:
-            await self._stop_listening(self._listener)
+            await stop_listening(self._listener)
             self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
@@ -125,15 +137,6 @@ class Replica:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-    async def _stop_listening(self, listener: asyncio.Server) -> None:
-        """A server that closes between a connection's arrival and its protocol leaves it open and silent, to
-        nobody's knowledge (Python 3.11): so first none is taken any more, and those taken get theirs.
-        """
-        for door in listener.sockets:
-            asyncio.get_running_loop().remove_reader(door)
-        await asyncio.sleep(0)
-        listener.close()
 
     @property
     def _clock(self) -> pacer.Pacer:

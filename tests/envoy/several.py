@@ -257,7 +257,9 @@ async def several(
     pool = {
         "kv_tokens": model.kv_tokens,
         "prefill_tokens_per_s": speed / model.token_s,
-        "bytes_per_token": 4,  # else each learns it from the engines, at moments of its own
+        # Else each learns it for itself, from windows in which it heard of all an engine got, and the same
+        # blocks would be other numbers of tokens, for as long as nobody asks.
+        "bytes_per_token": 4,
         "health": {"interval_s": 0.5, "timeout_s": 5.0},
     } | (pool or {})
     settings = {"drain_notice_s": 0, "drain_timeout_s": 1, "log_level": "warning"} | (settings or {})

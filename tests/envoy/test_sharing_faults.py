@@ -15,10 +15,8 @@ from tests import valkey_server, valve
 from tests.envoy import client, pressure, several
 
 EACH = 4  # parked at each process, so that the count of open leases tells who hears whom
-# Room for all that is asked, so that every one's view of it is the same; slow, so that answers take a while.
-# What makes a token is given: each learns it for itself, from windows in which it heard of all an engine got,
-# and with other figures the same blocks would be other numbers of tokens, for as long as nobody asks.
-ENGINES = {"preset": "8b-h100", "speed": 0.4, "pool": {"bytes_per_token": 4.0}}
+# room for all that is asked, so that every one's view of it is the same; slow, so that answers take a while
+ENGINES = {"preset": "8b-h100", "speed": 0.4}
 TALKS = [pressure.talk(number) for number in range(20)]
 AGREED_S = 15.0  # docs/high-availability.md says 3 s; a busy machine may take longer
 
